@@ -1,0 +1,52 @@
+"""Writing files so that a kill at any moment leaves the old content or the new one, never a mixture."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+
+def sync_directory(path: Path) -> None:
+    """Make renames inside `path` durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomically(path: Path | str, content: str | bytes) -> None:
+    """Write `content` beside `path`, fsync it, and rename it into place."""
+    path = Path(path)
+    data = content.encode() if isinstance(content, str) else content
+    aside = path.with_name(f".{path.name}.{os.getpid()}.aside")
+    try:
+        with open(aside, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def append_line(path: Path | str, line: str) -> None:
+    """Append one line with a single write, after closing a line that a kill has torn."""
+    with open(path, "ab+") as file:
+        torn = False
+        if file.tell() > 0:
+            file.seek(-1, os.SEEK_END)
+            torn = file.read(1) != b"\n"
+        file.write((b"\n" if torn else b"") + line.encode() + b"\n")
+
+
+def sha256_of_file(path: Path | str) -> str:
+    """The sha256 of a file's bytes, in hexadecimal."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

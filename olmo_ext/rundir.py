@@ -1,0 +1,173 @@
+"""A run's folder: the only thing that reports, `status` and a restart read.
+
+    config.yaml  shape.json  provenance.json  metrics.jsonl  state.json  checkpoints/  logs/  wandb/  evals/  diagnosis/
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import socket
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from olmo_ext.errors import InputError
+from olmo_ext.files import append_line, write_atomically
+
+STATUSES = ("pending", "running", "requeued", "done", "failed")
+
+
+@dataclass(kw_only=True)
+class RunState:
+    """What `state.json` holds."""
+
+    status: str = "pending"
+    """One of `STATUSES`."""
+
+    attempt: int = 0
+    """How often the run was started; 0 before the first start."""
+
+    step: int = 0
+    """The last step that a complete checkpoint or the end of training has reached."""
+
+    max_steps: int = 0
+    reason: str = ""
+    """Why the last attempt ended, in words."""
+
+    updated: str = ""
+    host: str = field(default_factory=socket.gethostname)
+    pid: int = field(default_factory=os.getpid)
+    slurm_job: str | None = None
+    """`SLURM_JOB_ID`, or `ARRAY_TASK` for an element of an array."""
+
+
+@dataclass(kw_only=True)
+class MetricsRow:
+    """One line of `metrics.jsonl`; `tokens`, `flops` and `seconds` are cumulative over the surviving attempts."""
+
+    kind: str
+    """`attempt` (a start: `step` is the restored step), `train` or `eval`."""
+
+    attempt: int
+    step: int
+    tokens: int = 0
+    flops: float = 0.0
+    seconds: float = 0.0
+    """Seconds spent in training steps; evaluation and saving are not counted."""
+
+    time: float = 0.0
+    """Unix time."""
+
+    values: dict[str, float] = field(default_factory=dict)
+
+
+def surviving_rows(rows: list[MetricsRow]) -> list[MetricsRow]:
+    """Drop what a later attempt has overtaken: its first row carries the step it restored, and rows of earlier
+    attempts beyond that step belong to a history that no checkpoint holds."""
+    kept: list[MetricsRow] = []
+    for row in rows:
+        if row.kind == "attempt":
+            while kept and kept[-1].step > row.step:
+                kept.pop()
+        kept.append(row)
+    return kept
+
+
+class RunDirectory:
+    """Typed access to one run's folder. Reading never creates anything."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.config_path = self.path / "config.yaml"
+        self.shape_path = self.path / "shape.json"
+        self.provenance_path = self.path / "provenance.json"
+        self.metrics_path = self.path / "metrics.jsonl"
+        self.state_path = self.path / "state.json"
+        self.checkpoints = self.path / "checkpoints"
+        self.logs = self.path / "logs"
+        self.wandb = self.path / "wandb"
+        self.evals = self.path / "evals"
+        self.diagnosis = self.path / "diagnosis"
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def exists(self) -> bool:
+        return self.config_path.is_file()
+
+    def read_config(self) -> dict[str, Any]:
+        try:
+            return yaml.safe_load(self.config_path.read_text())
+        except FileNotFoundError:
+            raise InputError(
+                "no config.yaml", where=str(self.path), right="name the folder of a run that was started"
+            ) from None
+
+    def write_config(self, values: dict[str, Any]) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.config_path, yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+
+    def _read_json(self, path: Path) -> dict[str, Any]:
+        try:
+            return json.loads(path.read_text())
+        except FileNotFoundError:
+            raise InputError(f"no {path.name}", where=str(self.path), right="was the run started?") from None
+        except json.JSONDecodeError as error:
+            raise InputError(f"not JSON ({error})", where=str(path)) from None
+
+    def _write_json(self, path: Path, content: dict[str, Any]) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(content, indent=1, sort_keys=False) + "\n")
+
+    def read_shape(self) -> dict[str, Any]:
+        return self._read_json(self.shape_path)
+
+    def write_shape(self, shape: dict[str, Any]) -> None:
+        self._write_json(self.shape_path, shape)
+
+    def read_provenance(self) -> dict[str, Any]:
+        return self._read_json(self.provenance_path)
+
+    def write_provenance(self, provenance: dict[str, Any]) -> None:
+        self._write_json(self.provenance_path, provenance)
+
+    def read_state(self) -> RunState:
+        """The state; a run that was never started is `pending`, an empty or torn file counts as never written."""
+        try:
+            content = json.loads(self.state_path.read_text())
+            return RunState(**{k: v for k, v in content.items() if k in RunState.__dataclass_fields__})
+        except (FileNotFoundError, json.JSONDecodeError):
+            return RunState()
+
+    def write_state(self, state: RunState) -> None:
+        if state.status not in STATUSES:
+            raise ValueError(f"status {state.status!r} is none of {STATUSES}")
+        state.updated = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        self._write_json(self.state_path, asdict(state))
+
+    def append_metrics(self, row: MetricsRow) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        append_line(self.metrics_path, json.dumps(asdict(row)))
+
+    def read_all_metrics(self) -> list[MetricsRow]:
+        """Every row that was written, lost attempts included; torn lines (a kill inside a write) are left out."""
+        rows = []
+        try:
+            lines = self.metrics_path.read_bytes().splitlines()
+        except FileNotFoundError:
+            return []
+        for line in lines:
+            try:
+                rows.append(MetricsRow(**json.loads(line)))
+            except (json.JSONDecodeError, TypeError, UnicodeDecodeError):
+                continue
+        return rows
+
+    def read_metrics(self) -> list[MetricsRow]:
+        """The rows that count, in order of steps: see `surviving_rows`."""
+        return surviving_rows(self.read_all_metrics())
