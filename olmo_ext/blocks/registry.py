@@ -1,0 +1,162 @@
+"""FFN and attention types by name: the place where a new shape is plugged in.
+
+A type is a class without torch at import: it answers what `plan` and `solve` ask (matrix sizes, state, options) and
+builds its module on demand. Adding one is one file and its test:
+
+    @register_ffn
+    class MyFFN(FFNType):
+        name = "mine"
+        def matrices(self, d_model, d_ff, spec): return [(d_ff, d_model), (d_model, d_ff)]
+        def build(self, d_model, d_ff, spec, config): import torch; return ...
+"""
+
+from __future__ import annotations
+
+import difflib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Generic, TypeVar
+
+from olmo_ext.errors import InputError
+from olmo_ext.shapes.model import AttentionSpec, FFNSpec
+
+Matrix = tuple[int, int]
+"""Rows (outputs) and columns (inputs) of one weight matrix applied once per token."""
+
+
+class FFNType(ABC):
+    """One kind of feed-forward part.
+
+    A layer holds `num_sub_mlps` sub-MLPs; the block gives each its own norm, residual and dropout, so a type only
+    says what one sub-MLP computes from its normed input (pre-norm), or from the residual stream (`norm_after`).
+    """
+
+    name: ClassVar[str]
+    options: ClassVar[Mapping[str, Any]] = {}
+    """Extra keys under `model.ffn` and their defaults."""
+
+    single: ClassVar[bool] = False
+    """Whether a layer has exactly one sub-MLP."""
+
+    def check(self, spec: FFNSpec, d_model: int) -> str | None:
+        """What is wrong with these widths or options, in words, or None."""
+        return None
+
+    @abstractmethod
+    def matrices(self, d_model: int, d_ff: int, spec: FFNSpec) -> list[Matrix]:
+        """The weight matrices of one sub-MLP: they make the parameter count and the FLOPs."""
+
+    def vector_parameters(self, d_model: int, d_ff: int, spec: FFNSpec) -> int:
+        """Parameters beside matrices and biases (scales, say) of one sub-MLP."""
+        return 0
+
+    def activation_elements(self, d_model: int, d_ff: int, spec: FFNSpec) -> int:
+        """Elements per token that one sub-MLP keeps for the backward pass, its input not counted."""
+        return sum(rows for rows, _ in self.matrices(d_model, d_ff, spec))
+
+    @abstractmethod
+    def build(self, d_model: int, d_ff: int, spec: FFNSpec, config: Any) -> Any:
+        """A `torch.nn.Module` mapping [batch, time, d_model] to an update of the same shape.
+
+        :param config: OLMo's ModelConfig (bias, init, activation, init_device).
+        Modules named `ff_out` (or with `_is_residual = True`) are initialised as residual projections, other
+        `nn.Linear`s as input projections, by OLMo's `init_fn`; a module with its own `reset_parameters(config,
+        layer_id)` initialises itself.
+        """
+
+
+class AttentionType(ABC):
+    """One kind of token mixer."""
+
+    name: ClassVar[str]
+    options: ClassVar[Mapping[str, Any]] = {}
+    """Extra keys under `model.attention` and their defaults."""
+
+    def check(self, spec: AttentionSpec, d_model: int) -> str | None:
+        """What is wrong with these sizes or options, in words, or None."""
+        return None
+
+    @abstractmethod
+    def matrices(self, d_model: int, spec: AttentionSpec) -> list[Matrix]:
+        """The weight matrices of one layer's mixer, gates included."""
+
+    def vector_parameters(self, d_model: int, spec: AttentionSpec) -> int:
+        """Parameters beside matrices, biases and QK-norm."""
+        return 0
+
+    def mixing_flops(self, d_model: int, spec: AttentionSpec, sequence_length: int, *, causal: bool = False) -> float:
+        """Forward FLOPs per token that are no weight matrix: for softmax attention 4 heads head_dim S, half of it
+        when causal positions alone are counted (PaLM, arXiv 2204.02311, appendix B)."""
+        flops = 4.0 * spec.width * sequence_length
+        return flops / 2 if causal else flops
+
+    def cache_elements_per_token(self, spec: AttentionSpec) -> int:
+        """Elements that decoding keeps per past token."""
+        return 2 * spec.kv_width
+
+    def state_elements(self, d_model: int, spec: AttentionSpec) -> int:
+        """Elements that decoding keeps per sequence whatever its length."""
+        return 0
+
+    def activation_elements(self, d_model: int, spec: AttentionSpec) -> int:
+        """Elements per token kept for the backward pass, the input not counted (no score matrix: flash or SDPA)."""
+        return 2 * (spec.width + 2 * spec.kv_width) + spec.width + d_model
+
+    @abstractmethod
+    def build(self, d_model: int, spec: AttentionSpec, config: Any, layer_id: int, cache: Any) -> Any:
+        """A `torch.nn.Module` with OLMo's attention contract:
+
+        forward(h, attention_bias=None, layer_past=None, use_cache=False, max_doc_len=None, cu_doc_lens=None)
+        -> (update [batch, time, d_model], layer cache or None); `h` is the normed input (pre-norm) or the residual
+        stream (`norm_after`). Norm, residual and dropout are the block's.
+        """
+
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Names to types, with an error that lists what there is."""
+
+    def __init__(self, kind: str, key: str) -> None:
+        self._kind, self._key = kind, key
+        self._types: dict[str, T] = {}
+
+    def add(self, cls: type) -> type:
+        name = cls.name  # type: ignore[attr-defined]
+        known = self._types.get(name)
+        if known is not None and type(known).__qualname__ != cls.__qualname__:
+            raise InputError(
+                f"{self._kind} type {name!r} is registered twice, by {type(known).__module__} and {cls.__module__}",
+                right="give one of them another name",
+            )
+        self._types[name] = cls()
+        return cls
+
+    def get(self, name: str, *, where: str | None = None) -> T:
+        if name not in self._types:
+            near = difflib.get_close_matches(name, self._types, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise InputError(
+                f"unknown {self._kind} type {name!r}",
+                where=where or self._key,
+                right=f"{hint}known: {', '.join(sorted(self._types))}; name the module of your own in `plugins:`",
+            )
+        return self._types[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._types))
+
+
+FFN_TYPES: Registry[FFNType] = Registry("FFN", "model.ffn.type")
+ATTENTION_TYPES: Registry[AttentionType] = Registry("attention", "model.attention.type")
+
+
+def register_ffn(cls: type[FFNType]) -> type[FFNType]:
+    """Class decorator: make an FFN type known under its `name`."""
+    return FFN_TYPES.add(cls)  # type: ignore[return-value]
+
+
+def register_attention(cls: type[AttentionType]) -> type[AttentionType]:
+    """Class decorator: make an attention type known under its `name`."""
+    return ATTENTION_TYPES.add(cls)  # type: ignore[return-value]
