@@ -11,21 +11,30 @@ import click
 from olmo_ext.errors import EXIT_FAILED, OlmoExtError
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "plan": ("olmo_ext.shapes.plan_command:plan", "Counts, memory and cost of a config or sweep, before a GPU hour."),
+    "plan": (
+        "olmo_ext.shapes.plan_command:plan",
+        "Counts, memory and cost of a config or sweep, before a GPU hour.",
+    ),
     "solve": ("olmo_ext.shapes.solve_command:solve", "Search shapes of equal budget."),
     "data": ("olmo_ext.data.command:data", "Corpus, official order, subsets."),
     "train": ("olmo_ext.training.command:train", "Train one run on this machine."),
     "launch": ("olmo_ext.launch.command:launch", "Run a sweep, locally or on Slurm."),
     "status": ("olmo_ext.launch.command:status", "What each run of a sweep is doing."),
     "cancel": ("olmo_ext.launch.command:cancel", "Stop the runs of a sweep."),
-    "compare": ("olmo_ext.compare.command:compare", "What is better, by how much, how surely; writes the report."),
+    "compare": (
+        "olmo_ext.compare.command:compare",
+        "What is better, by how much, how surely; writes the report.",
+    ),
     "dashboard": ("olmo_ext.compare.command:dashboard", "Build the sweep's W&B workspace and report."),
     "sync": ("olmo_ext.compare.command:sync", "Upload offline W&B segments, in order and once."),
     "eval": ("olmo_ext.evals.command:evaluate", "Perplexity, downstream tasks, long context."),
     "diagnose": ("olmo_ext.evals.command:diagnose", "Per-layer geometry of a run or a Hugging Face model."),
     "generate": ("olmo_ext.evals.command:generate", "Continue a prompt with a trained run."),
     "export": ("olmo_ext.export.command:export", "Write a verified Hugging Face model folder."),
-    "import": ("olmo_ext.export.command:import_", "Read a Hugging Face folder or an OLMo checkpoint as a run."),
+    "import": (
+        "olmo_ext.export.command:import_",
+        "Read a Hugging Face folder or an OLMo checkpoint as a run.",
+    ),
     "demo": ("olmo_ext.demo:demo", "Train and compare three small shapes on this machine."),
 }
 """Command name -> (module:attribute, one line of help). The help line stands here so that --help imports nothing."""

@@ -26,7 +26,17 @@ from olmo_ext.shapes.budget import BudgetReport, check_budget
 from olmo_ext.shapes.counts import ShapeCounts, count
 from olmo_ext.shapes.model import ModelShape
 from olmo_ext.shapes.resolve import resolve_shape
-from olmo_ext.yaml_tree import Origins, Plain, is_null, leaves, merge, parse_yaml, plain_value, read_yaml, set_key
+from olmo_ext.yaml_tree import (
+    Origins,
+    Plain,
+    is_null,
+    leaves,
+    merge,
+    parse_yaml,
+    plain_value,
+    read_yaml,
+    set_key,
+)
 
 NOT_IDENTITY = {
     "model": ("init_device", "precision", "flash_attention", "block_group_size"),
@@ -36,7 +46,16 @@ NOT_IDENTITY = {
 }
 """Keys that may change when a run is started again; which data it is stands in the data fingerprint."""
 
-IDENTITY = ("model", "data", "optimizer", "scheduler", "tokenizer", "seed", "epoch", "global_train_batch_size")
+IDENTITY = (
+    "model",
+    "data",
+    "optimizer",
+    "scheduler",
+    "tokenizer",
+    "seed",
+    "epoch",
+    "global_train_batch_size",
+)
 IDENTITY += ("max_duration", "max_grad_norm", "max_grad_norm_ratio")
 IDENTITY += ("softmax_auxiliary_loss", "auxiliary_loss_multiplier", "fast_forward_batches")
 SECRET_NAME = re.compile(r"key|token|secret|passw|credential", re.IGNORECASE)
@@ -89,9 +108,7 @@ def _read_with_parents(path: Path, origins: Origins, chain: tuple[Path, ...] = (
     return tree
 
 
-def _extend(
-    tree: dict[str, Any], folder: Path, origins: Origins, chain: tuple[Path, ...], name: str
-) -> dict[str, Any]:
+def _extend(tree: dict[str, Any], folder: Path, origins: Origins, chain: tuple[Path, ...], name: str) -> dict[str, Any]:
     tree = dict(tree)
     parents = tree.pop("extends", [])
     merged: dict[str, Any] = {}

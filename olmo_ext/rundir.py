@@ -1,6 +1,6 @@
 """A run's folder: the only thing that reports, `status` and a restart read.
 
-    config.yaml  shape.json  provenance.json  metrics.jsonl  state.json  checkpoints/  logs/  wandb/  evals/  diagnosis/
+config.yaml  shape.json  provenance.json  metrics.jsonl  state.json  checkpoints/  logs/  wandb/  evals/  diagnosis/
 """
 
 from __future__ import annotations

@@ -16,7 +16,10 @@ import yaml
 from olmo_ext.errors import InputError
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-STANDARD_TAG = "tag:yaml.org,2002:"
+STANDARD_TAGS = {
+    f"tag:yaml.org,2002:{name}"
+    for name in ("str", "int", "float", "bool", "null", "seq", "map", "timestamp", "merge", "value")
+}
 Origins = dict[str, str]
 """Dotted key -> where it was set, `file:line` or `command line`."""
 
@@ -52,10 +55,10 @@ def _convert(node: yaml.Node, key: str, name: str, origins: Origins) -> Any:
     if key:
         origins[key] = f"{name}:{node.start_mark.line + 1}" if node.start_mark else name
     where = origins.get(key, name)
-    if not node.tag.startswith(STANDARD_TAG):
+    if node.tag not in STANDARD_TAGS:
         raise InputError(f"YAML tag {node.tag!r}", where=where, right="only plain YAML is read")
     if isinstance(node, yaml.ScalarNode):
-        return Plain(node.value) if node.style is None else node.value
+        return Plain(node.value) if not node.style else node.value
     if isinstance(node, yaml.SequenceNode):
         return [_convert(item, f"{key}.{i}" if key else str(i), name, origins) for i, item in enumerate(node.value)]
     assert isinstance(node, yaml.MappingNode)

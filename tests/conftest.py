@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 
 for name in list(os.environ):
-    if name.startswith(("SLURM_", "SBATCH_", "WANDB_", "OLMO_EXT_")) or name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+    if name.startswith(("SLURM_", "SBATCH_", "WANDB_", "OLMO_EXT_")) or name in (
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+    ):
         del os.environ[name]
 os.environ.update(
     OMP_NUM_THREADS="1",

@@ -154,9 +154,9 @@ ATTENTION_TYPES: Registry[AttentionType] = Registry("attention", "model.attentio
 
 def register_ffn(cls: type[FFNType]) -> type[FFNType]:
     """Class decorator: make an FFN type known under its `name`."""
-    return FFN_TYPES.add(cls)  # type: ignore[return-value]
+    return FFN_TYPES.add(cls)
 
 
 def register_attention(cls: type[AttentionType]) -> type[AttentionType]:
     """Class decorator: make an attention type known under its `name`."""
-    return ATTENTION_TYPES.add(cls)  # type: ignore[return-value]
+    return ATTENTION_TYPES.add(cls)
