@@ -1,0 +1,114 @@
+"""How long a run is and what its learning rate does, from the config alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from olmo_ext.errors import InputError
+from olmo_ext.quantities import format_count
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunLength:
+    """Where training stops."""
+
+    steps: int
+    tokens: int
+    """Tokens seen at the stop: `steps * tokens_per_step`."""
+
+    tokens_per_step: int
+    excess_tokens: int
+    """Tokens beyond a `max_duration` given in tokens: its last step is completed, never cut."""
+
+
+def run_length(values: Mapping[str, Any], *, instances: int | None = None, where: str | None = None) -> RunLength:
+    """Steps and tokens of a run.
+
+    :param values: a resolved config.
+    :param instances: training instances in one epoch, needed when `max_duration` is in epochs.
+    :raises InputError: if the duration is not positive, or is in epochs and the data is unknown or too small.
+    """
+    batch = values["global_train_batch_size"]
+    tokens_per_step = batch * values["model"]["max_sequence_length"]
+    if batch < 1:
+        raise InputError(f"global_train_batch_size is {batch}", where=where, right="at least 1")
+    duration = values["max_duration"]
+    asked_tokens = None
+    if isinstance(duration, int):
+        steps = duration
+    elif duration.endswith("ep"):
+        if instances is None:
+            raise InputError(
+                f"max_duration {duration} is in epochs and the data is not there to count them",
+                where=where,
+                right="give steps, or tokens as in 2.5BT",
+            )
+        if instances < batch:
+            raise InputError(
+                f"the data holds {instances} instances, less than one batch of {batch}",
+                where=where,
+                right="more data or a smaller global_train_batch_size",
+            )
+        steps = int(duration[:-2]) * (instances // batch)
+    else:
+        asked_tokens = int(duration[:-1])
+        steps = math.ceil(asked_tokens / tokens_per_step)
+    if steps < 1:
+        raise InputError(f"max_duration {duration} is no training at all", where=where, right="at least one step")
+    if values["stop_at"] is not None:
+        steps = min(steps, values["stop_at"])
+        asked_tokens = None
+    tokens = steps * tokens_per_step
+    excess = tokens - asked_tokens if asked_tokens is not None else 0
+    return RunLength(steps=steps, tokens=tokens, tokens_per_step=tokens_per_step, excess_tokens=excess)
+
+
+def batch_per_rank(values: Mapping[str, Any], world_size: int, *, where: str | None = None) -> int:
+    """Instances per rank and step.
+
+    :raises InputError: naming the numbers where they do not divide.
+    """
+    batch, micro = values["global_train_batch_size"], values["device_train_microbatch_size"]
+    if batch % world_size:
+        near = [n for n in range(1, batch + 1) if batch % n == 0]
+        raise InputError(
+            f"global_train_batch_size {batch} does not divide over {world_size} ranks",
+            where=where,
+            right=f"a multiple of {world_size}, or one of {', '.join(map(str, near[-6:]))} ranks",
+        )
+    per_rank = batch // world_size
+    if micro < 1:
+        raise InputError(f"device_train_microbatch_size is {micro}", where=where, right="at least 1")
+    if per_rank > micro and per_rank % micro:
+        raise InputError(
+            f"{per_rank} instances a rank do not divide into micro-batches of {micro}"
+            f" (global_train_batch_size {batch} over {world_size} ranks)",
+            where=where,
+            right=f"device_train_microbatch_size {math.gcd(per_rank, micro)}",
+        )
+    return per_rank
+
+
+def learning_rate_warnings(values: Mapping[str, Any], length: RunLength) -> list[str]:
+    """What a schedule does that its author may not have meant."""
+    scheduler = values["scheduler"]
+    in_tokens = scheduler["units"] == "tokens"
+    total = length.tokens if in_tokens else length.steps
+    unit = "tokens" if in_tokens else "steps"
+    warnings = []
+    if scheduler["name"] != "constant" and scheduler["t_warmup"] >= total:
+        share = scheduler["t_warmup"] / total
+        warnings.append(
+            f"warm-up of {format_count(scheduler['t_warmup'])} {unit} is {share:.1f} x the run:"
+            " the peak learning rate is never reached"
+        )
+    horizon = scheduler["t_max"]
+    if horizon is not None and horizon != total and "cosine" in scheduler["name"]:
+        warnings.append(
+            f"the schedule ends at {format_count(horizon)} {unit}, the run at {format_count(total)}:"
+            " the last learning rate is not the schedule's end"
+        )
+    return warnings
