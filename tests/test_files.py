@@ -1,0 +1,59 @@
+"""What a run has written survives a kill at any moment."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from olmo_ext.files import append_line, write_atomically
+
+WRITER = """
+import sys
+from olmo_ext.files import write_atomically
+n = 0
+while True:
+    write_atomically(sys.argv[1], (str(n % 10) * 200_000) + "\\n")
+    n += 1
+    print(n, flush=True)
+"""
+
+
+def test_a_file_is_whole_after_a_kill_at_any_moment(tmp_path: Path) -> None:
+    target = tmp_path / "state.json"
+    for delay in (0.0, 0.003, 0.011, 0.02, 0.031):
+        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(target)], stdout=subprocess.PIPE)
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        time.sleep(delay)
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.wait()
+        text = target.read_text()
+        assert len(text) == 200_001 and len(set(text.strip())) == 1
+
+
+def test_a_failed_write_leaves_the_old_content_and_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "state.json"
+    write_atomically(target, "old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(target, "new")
+    assert target.read_text() == "old" and list(tmp_path.iterdir()) == [target]
+
+
+def test_a_line_after_a_torn_one_stands_on_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    append_line(path, "one")
+    with open(path, "a") as file:
+        file.write('{"torn": ')
+    append_line(path, "two")
+    assert path.read_text().splitlines() == ["one", '{"torn": ', "two"]
