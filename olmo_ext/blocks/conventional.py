@@ -1,0 +1,50 @@
+"""The conventional FFN: one MLP a layer, SwiGLU (three matrices) or GELU/ReLU (two)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from olmo_ext.blocks.registry import FFNType, Matrix, register_ffn
+from olmo_ext.shapes.model import FFNSpec
+
+ACTIVATIONS = ("swiglu", "gelu", "relu")
+
+
+class MLPType(FFNType):
+    """What the conventional and the hourglass FFN share: a sub-MLP is OLMo's MLP with its own width.
+
+    With `swiglu` the first matrix holds both branches, as OLMo's does: rows [0, d_ff) are the linear branch
+    ("up"), rows [d_ff, 2 d_ff) the gated one.
+    """
+
+    def check(self, spec: FFNSpec, d_model: int) -> str | None:
+        if spec.activation not in ACTIVATIONS:
+            return f"activation {spec.activation!r} is none of {', '.join(ACTIVATIONS)}"
+        if not spec.d_ff:
+            return "no sub-MLP at all"
+        if any(width < 1 for width in spec.d_ff):
+            return f"widths {list(spec.d_ff)} are not all positive"
+        if self.single and spec.num_sub_mlps != 1:
+            return f"{spec.num_sub_mlps} sub-MLPs, but type {self.name!r} has one a layer (hourglass has several)"
+        return None
+
+    def matrices(self, d_model: int, d_ff: int, spec: FFNSpec) -> list[Matrix]:
+        first = 2 * d_ff if spec.activation == "swiglu" else d_ff
+        return [(first, d_model), (d_model, d_ff)]
+
+    def activation_elements(self, d_model: int, d_ff: int, spec: FFNSpec) -> int:
+        # SwiGLU keeps both branches, SiLU(gate) and their product; GELU its input and output; ReLU its output.
+        return {"swiglu": 4, "gelu": 2, "relu": 1}[spec.activation] * d_ff
+
+    def build(self, d_model: int, d_ff: int, spec: FFNSpec, config: Any) -> Any:
+        from olmo_ext.blocks.modules.ffn import MLP
+
+        return MLP(d_model=d_model, d_ff=d_ff, activation=spec.activation, config=config)
+
+
+@register_ffn
+class ConventionalFFN(MLPType):
+    """One MLP a layer. Its layers are stock OLMo blocks of their own width."""
+
+    name = "conventional"
+    single = True
