@@ -1,0 +1,403 @@
+"""From a sweep file to the list of its runs, each a full config under a stable name. No torch.
+
+    extends: ../base/small.yaml        # or `base:`; one path or a list. Any other key of a config may stand here too
+    axes:                              # crossed with each other
+      shape:                           # named options: several keys that change together
+        conventional: {model.ffn.type: conventional}
+        hourglass: {model.ffn.type: hourglass, model.ffn.num_sub_mlps: 4}
+      optimizer.learning_rate: [4e-4, 8e-4]
+    runs:                              # listed, beside what the axes give
+      deep: {model.n_layers: 12, model.d_model: 512}
+    seeds: [1, 2, 3]                   # change the weights, not the data
+    seeds_change_data: false           # true: `data.seed` follows the seed
+    baseline: conventional             # a run, or the name of its group; the first group if left out
+    unequal_budgets: false
+
+A file with none of these words is a plain config: a sweep of one run.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from olmo_ext.config import RunConfig, load_run_config, parse_override
+from olmo_ext.errors import InputError
+from olmo_ext.files import write_atomically
+from olmo_ext.quantities import format_count
+from olmo_ext.schedule import run_length
+from olmo_ext.schema import load_schema
+from olmo_ext.yaml_tree import is_null, leaves, plain_value, read_yaml
+
+SWEEP_WORDS = ("name", "base", "axes", "runs", "seeds", "seeds_change_data", "baseline", "unequal_budgets")
+NAME_LIMIT = 120
+"""Bytes of a run's name; W&B refuses more than 128 characters."""
+
+BUDGET_QUANTITIES = ("non_embedding", "total", "training_flops_per_token")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepRun:
+    """One member of a sweep."""
+
+    name: str
+    """The folder's name, and `run_name` of the config."""
+
+    group: str
+    """The name without its seed: runs of one group differ in seed only."""
+
+    seed: int
+    values: dict[str, Any]
+    """Axis -> value (the option's name where the axis names options); for a listed run, dotted key -> value."""
+
+    config: RunConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """A set of runs that are compared with each other."""
+
+    name: str
+    source: Path
+    baseline: str
+    """A group's name."""
+
+    runs: list[SweepRun]
+    unequal_budgets: bool
+
+    @property
+    def groups(self) -> list[str]:
+        return list(dict.fromkeys(run.group for run in self.runs))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Member:
+    """A group before its configs are loaded."""
+
+    name: str
+    values: dict[str, Any]
+    overrides: dict[str, Any]
+
+
+def is_sweep_file(path: Path | str) -> bool:
+    """Whether a YAML file describes several runs rather than one."""
+    return bool({"base", "axes", "runs", "seeds", "baseline"} & set(read_yaml(Path(path))))
+
+
+def check_name(name: str, *, where: str) -> str:
+    """A name that can be a folder and arrives everywhere as it was written.
+
+    :raises InputError: for a slash, a control character, a leading dot or dash, or a name that is too long.
+    """
+    if (
+        not name
+        or name[0] in ".-"
+        or "/" in name
+        or any(ord(c) < 32 or ord(c) == 127 for c in name)
+        or name != name.strip()
+    ):
+        raise InputError(
+            f"{name!r} cannot name a run's folder",
+            where=where,
+            right="no slash, line break, blank at an end, leading dot or dash",
+        )
+    if len(name.encode()) > NAME_LIMIT:
+        raise InputError(f"a name of {len(name.encode())} bytes", where=where, right=f"at most {NAME_LIMIT}")
+    return name
+
+
+def _canonical(value: Any) -> str:
+    """A value as text that does not depend on how it was written: 4e-4 and 0.0004 are one."""
+    value = plain_value(value)
+    if isinstance(value, bool) or value is None:
+        return str(value).lower()
+    if isinstance(value, float):
+        return format(value, ".12g")
+    if isinstance(value, list):
+        return "x".join(_canonical(item) for item in value)
+    if isinstance(value, Mapping):
+        return json.dumps(value, sort_keys=True)
+    return str(value)
+
+
+def _slug(text: str, limit: int) -> str:
+    """Letters, digits and `.+_-` only; a short hash tells apart what that made equal."""
+    safe = re.sub(r"[^A-Za-z0-9.+_-]+", "_", text).strip("_")
+    if safe == text and len(safe) <= limit:
+        return safe
+    return f"{safe[: limit - 7].strip('_')}_{hashlib.sha256(text.encode()).hexdigest()[:6]}"
+
+
+def _flat(overrides: Any, *, where: str) -> dict[str, Any]:
+    """An option's or listed run's overrides as dotted key -> value (nested mappings stay, to be merged)."""
+    if is_null(overrides):
+        return {}
+    if not isinstance(overrides, Mapping):
+        raise InputError(f"{overrides!r} holds no overrides", where=where, right="{key: value, ...}")
+    return dict(overrides)
+
+
+def _axis_options(axis: str, options: Any, short: str, *, where: str) -> list[tuple[str, Any, dict[str, Any]]]:
+    """(part of the run's name, the value to report, overrides) for each point of an axis."""
+    where = f"{where}, axes.{axis}"
+    if isinstance(options, Mapping):
+        return [(str(name), str(name), _flat(over, where=f"{where}.{name}")) for name, over in options.items()]
+    if isinstance(options, list):
+        if axis in ("seed", "data.seed", "run_name"):
+            raise InputError(f"{axis} cannot be an axis", where=where, right="use `seeds`")
+        return [(f"{short}{_slug(_canonical(v), 40)}", plain_value(v), {axis: v}) for v in options]
+    raise InputError(f"{options!r} is no axis", where=where, right="a list of values, or {name: {key: value, ...}}")
+
+
+def _crossed(axes: Any, *, where: str) -> list[_Member]:
+    if is_null(axes):
+        return []
+    if not isinstance(axes, Mapping):
+        raise InputError("is no mapping", where=f"{where}, axes", right="`key: [values]` lines")
+    last_words = [axis.rpartition(".")[2] for axis in axes]
+    points = []
+    for axis, options in axes.items():
+        word = axis.rpartition(".")[2]
+        short = _slug(word if last_words.count(word) == 1 else axis, 60)
+        listed = _axis_options(axis, options, short, where=where)
+        if not listed:
+            raise InputError("has no values", where=f"{where}, axes.{axis}")
+        points.append([(axis, *point) for point in listed])
+    members = []
+    for combination in itertools.product(*points):
+        overrides: dict[str, Any] = {}
+        for axis, _, _, over in combination:
+            for key, value in over.items():
+                if key in overrides:
+                    raise InputError(f"{key!r} is set by two axes", where=f"{where}, axes.{axis}")
+                overrides[key] = value
+        name = "-".join(part for _, part, _, _ in combination)
+        if len(name.encode()) > NAME_LIMIT - 12:
+            name = _slug(name[: NAME_LIMIT - 20] + "\n" + name, NAME_LIMIT - 12)
+        members.append(
+            _Member(name=name, values={axis: value for axis, _, value, _ in combination}, overrides=overrides)
+        )
+    return members
+
+
+def _listed(runs: Any, *, where: str) -> list[_Member]:
+    if is_null(runs):
+        return []
+    where = f"{where}, runs"
+    if isinstance(runs, list):
+        named = []
+        for index, entry in enumerate(runs):
+            over = _flat(entry, where=f"{where}.{index}")
+            if "name" not in over:
+                raise InputError("a run without `name`", where=f"{where}.{index}", right="{name: ..., key: value, ...}")
+            named.append((str(over.pop("name")), over))
+    elif isinstance(runs, Mapping):
+        named = [(str(name), _flat(over, where=f"{where}.{name}")) for name, over in runs.items()]
+    else:
+        raise InputError(f"{runs!r} lists no runs", where=where, right="{name: {key: value, ...}}")
+    return [
+        _Member(name=name, values={k: plain_value(v) for k, v in leaves(over)}, overrides=over) for name, over in named
+    ]
+
+
+def _seeds(tree: dict[str, Any], *, where: str) -> list[int]:
+    seeds = plain_value(tree.get("seeds"))
+    if seeds is None:
+        return []
+    if not isinstance(seeds, list) or not seeds or any(isinstance(s, bool) or not isinstance(s, int) for s in seeds):
+        raise InputError(f"{seeds!r}", where=f"{where}, seeds", right="a list of whole numbers, as in [1, 2, 3]")
+    if len(set(seeds)) < len(seeds):
+        raise InputError(f"a seed stands twice in {seeds}", where=f"{where}, seeds")
+    return seeds
+
+
+def _switch(tree: dict[str, Any], word: str, *, where: str) -> bool:
+    value = plain_value(tree.get(word, False))
+    if not isinstance(value, bool):
+        raise InputError(f"{value!r}", where=f"{where}, {word}", right="true or false")
+    return value
+
+
+def _check_words(tree: dict[str, Any], *, where: str) -> None:
+    """Name the nearest sweep word or config key for a word that is neither: `axis` is meant to be `axes`."""
+    known = [*SWEEP_WORDS, "extends", *load_schema()["classes"]["TrainConfig"]]
+    for word in tree:
+        if word not in known:
+            near = difflib.get_close_matches(word, known, n=1)
+            right = f"did you mean {near[0]!r}?" if near else f"a sweep's own words are {', '.join(SWEEP_WORDS)}"
+            raise InputError(f"unknown key {word!r}", where=where, right=right)
+    if "base" in tree and "extends" in tree:
+        raise InputError("both `base` and `extends`", where=where, right="they mean the same: keep one")
+
+
+def _load_members(
+    members: Sequence[_Member],
+    *,
+    seeds: Sequence[int],
+    common: dict[str, Any],
+    overrides: Sequence[str],
+    path: Path,
+    sweep_name: str,
+    seeds_change_data: bool,
+) -> list[SweepRun]:
+    """Every member with every seed, its config loaded under the run's name."""
+    runs = []
+    for member in members:
+        for seed in seeds or [None]:
+            name = check_name(member.name if seed is None else f"{member.name}-s{seed}", where=str(path))
+            changes: dict[str, Any] = {**member.overrides, "run_name": name}
+            if seed is not None:
+                if "seed" in changes:
+                    raise InputError("sets `seed` beside the sweep's `seeds`", where=f"{path}, run {name}")
+                changes["seed"] = seed
+                if seeds_change_data:
+                    changes["data.seed"] = seed
+            changes.update(parse_override(text) for text in overrides)
+            try:
+                config = load_run_config(common, changes, relative_to=path.parent)
+            except InputError as error:
+                place = f"{path}, run {name}" + (f", {error.where}" if error.where not in (None, "config") else "")
+                raise InputError(error.what, where=place, right=error.right) from None
+            if (wandb := config.values.get("wandb")) is not None:
+                # A name given in the base would be every member's.
+                wandb.update(name=name, group=wandb["group"] or sweep_name)
+            runs.append(
+                SweepRun(name=name, group=member.name, seed=config.values["seed"], values=member.values, config=config)
+            )
+    return runs
+
+
+def _refuse_twins(runs: Sequence[SweepRun], *, where: str) -> None:
+    """Refuse two runs of one name, and two names for one config: the second would only seem to be evidence."""
+    names: set[str] = set()
+    configs: dict[str, str] = {}
+    for run in runs:
+        if run.name.casefold() in names:
+            raise InputError(f"two runs are called {run.name!r}", where=where, right="give them different names")
+        names.add(run.name.casefold())
+        values = {k: v for k, v in run.config.values.items() if k not in ("run_name", "wandb")}
+        text = json.dumps(values, sort_keys=True, default=str)
+        if text in configs:
+            raise InputError(f"runs {configs[text]!r} and {run.name!r} are the same config", where=where)
+        configs[text] = run.name
+
+
+def _training_tokens(config: RunConfig) -> int | str:
+    """Tokens of a run, or the words of its duration where only the data can tell."""
+    try:
+        return run_length(config.values).tokens
+    except InputError:
+        return str(config.values["max_duration"])
+
+
+def _check_budgets(runs: Sequence[SweepRun], *, where: str) -> None:
+    """Refuse runs that cannot be compared at equal budget: other targets, sizes (where none declares one) or tokens."""
+    waive = "equal budgets, or `unequal_budgets: true`"
+    first = runs[0]
+
+    def declared(run: SweepRun) -> dict[str, int]:
+        section = run.config.values.get("budget") or {}
+        return {name: section[name] for name in BUDGET_QUANTITIES if section.get(name) is not None}
+
+    for run in runs[1:]:
+        if declared(run) != declared(first):
+            ours, theirs = declared(first) or "none", declared(run) or "none"
+            raise InputError(
+                f"budgets differ: {first.name!r} declares {ours}, {run.name!r} {theirs}",
+                where=where,
+                right=waive,
+            )
+    if not declared(first):
+        tolerance = 0.005
+        smallest, largest = (pick(runs, key=lambda run: run.config.counts.non_embedding) for pick in (min, max))
+        low, high = smallest.config.counts.non_embedding, largest.config.counts.non_embedding
+        if high > low * (1 + tolerance):
+            raise InputError(
+                f"budgets differ: {smallest.name!r} has {format_count(low)} non-embedding parameters,"
+                f" {largest.name!r} {format_count(high)} ({high / low - 1:.1%} more)",
+                where=where,
+                right=waive,
+            )
+    tokens = [_training_tokens(run.config) for run in runs]
+    for run, count in zip(runs, tokens, strict=True):
+        equal = count == tokens[0]
+        if isinstance(count, int) and isinstance(tokens[0], int):
+            equal = abs(count - tokens[0]) <= 0.005 * tokens[0]
+        if not equal:
+            raise InputError(
+                f"training lengths differ: {first.name!r} sees {tokens[0]} tokens, {run.name!r} {count}",
+                where=where,
+                right=waive,
+            )
+
+
+def load_sweep(path: Path | str, overrides: Sequence[str] = ()) -> Sweep:
+    """Expand a sweep file, checking every run's config.
+
+    :param overrides: `key=value` strings for every run, as on the command line; they win over the file.
+    :raises InputError: for bad configs, repeated runs, unequal budgets, an unknown baseline.
+    """
+    path = Path(path)
+    where = str(path)
+    tree = read_yaml(path)
+    _check_words(tree, where=where)
+    common = {key: value for key, value in tree.items() if key not in SWEEP_WORDS}
+    if "base" in tree:
+        common["extends"] = tree["base"]
+    name = check_name(str(tree.get("name", path.stem)), where=f"{where}, name")
+    seeds = _seeds(tree, where=where)
+    members = _crossed(tree.get("axes"), where=where) + _listed(tree.get("runs"), where=where)
+    if not members:
+        members = [_Member(name=str(common.get("run_name", path.stem)), values={}, overrides={})]
+    axis_keys = {
+        key for member in members for key in member.overrides if not isinstance(member.overrides[key], Mapping)
+    }
+    for text in overrides:
+        key = parse_override(text)[0]
+        if key in axis_keys or (seeds and key in ("seed", "run_name")):
+            raise InputError(
+                f"{key!r} is what the runs of {where} differ in", where="command line", right="edit the sweep"
+            )
+    runs = _load_members(
+        members,
+        seeds=seeds,
+        common=common,
+        overrides=overrides,
+        path=path,
+        sweep_name=name,
+        seeds_change_data=_switch(tree, "seeds_change_data", where=where),
+    )
+    _refuse_twins(runs, where=where)
+    unequal = _switch(tree, "unequal_budgets", where=where)
+    if not unequal:
+        _check_budgets(runs, where=where)
+    baseline = str(tree.get("baseline", runs[0].group))
+    by_name = {run.name: run.group for run in runs} | {run.group: run.group for run in runs}
+    if baseline not in by_name:
+        near = difflib.get_close_matches(baseline, by_name, n=1)
+        right = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(dict.fromkeys(by_name.values()))}"
+        raise InputError(f"baseline {baseline!r} is no run", where=f"{where}, baseline", right=right)
+    return Sweep(name=name, source=path, baseline=by_name[baseline], runs=runs, unequal_budgets=unequal)
+
+
+def sweep_json(sweep: Sweep) -> dict[str, Any]:
+    """What `sweep.json` holds: all that a comparison needs to know beside the run directories."""
+    return {
+        "name": sweep.name,
+        "baseline": sweep.baseline,
+        "budget_checked": not sweep.unequal_budgets,
+        "runs": [{"name": r.name, "group": r.group, "seed": r.seed, "values": r.values} for r in sweep.runs],
+    }
+
+
+def write_sweep_json(sweep: Sweep, directory: Path) -> None:
+    """Write `sweep.json` into the sweep's folder."""
+    directory.mkdir(parents=True, exist_ok=True)
+    write_atomically(directory / "sweep.json", json.dumps(sweep_json(sweep), indent=1, ensure_ascii=False) + "\n")

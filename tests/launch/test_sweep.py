@@ -1,0 +1,183 @@
+"""A sweep file becomes runs with stable names, full configs and equal budgets, or one line that says why not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from olmo_ext.config import load_run_config
+from olmo_ext.errors import InputError
+from olmo_ext.launch.sweep import is_sweep_file, load_sweep, sweep_json, write_sweep_json
+
+BASE = """
+model: {d_model: 64, n_heads: 4, n_layers: 2, max_sequence_length: 64, vocab_size: 256, embedding_size: 256,
+        ffn: {d_ff: 128}}
+tokenizer: {identifier: none}
+max_duration: 6
+global_train_batch_size: 4
+device_train_microbatch_size: 4
+"""
+
+
+@pytest.fixture
+def sweep_file(tmp_path: Path):
+    (tmp_path / "base.yaml").write_text(BASE)
+
+    def write(text: str, name: str = "sweep.yaml") -> Path:
+        path = tmp_path / name
+        path.write_text("base: base.yaml\n" + text)
+        return path
+
+    return write
+
+
+def test_axes_are_crossed_and_every_run_is_the_config_one_would_write_by_hand(sweep_file) -> None:
+    path = sweep_file(
+        """
+axes:
+  shape:
+    conventional: {model.ffn.type: conventional}
+    hourglass: {model: {ffn: {type: hourglass, d_ff: 64, num_sub_mlps: 2}}}
+  optimizer.learning_rate: [4e-4, 0.0008]
+seeds: [1, 2]
+baseline: conventional-learning_rate0.0004
+"""
+    )
+    sweep = load_sweep(path)
+    assert [run.name for run in sweep.runs] == [
+        f"{shape}-learning_rate{rate}-s{seed}"
+        for shape in ("conventional", "hourglass")
+        for rate in ("0.0004", "0.0008")
+        for seed in (1, 2)
+    ]
+    last = sweep.runs[-1]
+    by_hand = load_run_config(
+        path.parent / "base.yaml",
+        [
+            "model.ffn.type=hourglass",
+            "model.ffn.d_ff=64",
+            "model.ffn.num_sub_mlps=2",
+            "optimizer.learning_rate=8e-4",
+            "seed=2",
+            f"run_name={last.name}",
+        ],
+    )
+    assert last.config.values == by_hand.values
+    assert last.values == {"shape": "hourglass", "optimizer.learning_rate": 0.0008}
+    assert (last.group, last.seed) == ("hourglass-learning_rate0.0008", 2)
+
+
+def test_names_do_not_depend_on_how_a_number_is_written(sweep_file) -> None:
+    names = [
+        [run.name for run in load_sweep(sweep_file(f"axes: {{optimizer.learning_rate: [{text}, 1e-3]}}")).runs]
+        for text in ("4e-4", "0.0004", "0.00040")
+    ]
+    assert names[0] == names[1] == names[2] == ["learning_rate0.0004", "learning_rate0.001"]
+
+
+def test_generated_names_hold_only_safe_characters_and_values_arrive_unchanged(sweep_file) -> None:
+    path = sweep_file("""axes: {save_folder: ["a b", "x,y=1", "50%", "it's", "$(id)", "a_b"]}""")
+    runs = load_sweep(path).runs
+    assert [run.config.values["save_folder"] for run in runs] == ["a b", "x,y=1", "50%", "it's", "$(id)", "a_b"]
+    assert all(set(run.name) <= set("abcdefghijklmnopqrstuvwxyz0123456789._+-") for run in runs)
+    assert len({run.name for run in runs}) == 6
+
+
+@pytest.mark.parametrize("name", ["a b", "x,y=1", "50%", "it's", "$(id)", "Größe"])
+def test_a_listed_name_is_the_runs_name_as_written(sweep_file, name: str) -> None:
+    path = sweep_file(f'runs: {{"{name}": {{seed: 3}}}}\n')
+    run = load_sweep(path).runs[0]
+    assert run.name == run.group == run.config.values["run_name"] == name
+    assert run.values == {"seed": 3}
+
+
+@pytest.mark.parametrize("name", ["a/b", "../x", "-rf", ".hidden", "a\\nb", " a", "x" * 130])
+def test_a_name_that_cannot_be_a_folder_is_refused(sweep_file, name: str) -> None:
+    with pytest.raises(InputError, match="name"):
+        load_sweep(sweep_file(f'runs: {{"{name}": {{seed: 3}}}}\n'))
+
+
+def test_listed_runs_stand_beside_the_crossed_ones(sweep_file) -> None:
+    path = sweep_file(
+        """
+axes: {optimizer.learning_rate: [1e-3, 2e-3]}
+runs:
+  wide: {model: {ffn: {d_ff: 256}}, model.n_layers: 1}
+unequal_budgets: true
+baseline: wide
+"""
+    )
+    sweep = load_sweep(path)
+    assert [run.name for run in sweep.runs] == ["learning_rate0.001", "learning_rate0.002", "wide"]
+    assert sweep.baseline == "wide"
+    assert sweep.runs[2].values == {"model.ffn.d_ff": 256, "model.n_layers": 1}
+
+
+def test_seeds_change_the_weights_and_not_the_data_unless_the_sweep_says_so(sweep_file) -> None:
+    orders = [run.config.values["data"]["seed"] for run in load_sweep(sweep_file("seeds: [1, 2]")).runs]
+    assert orders[0] == orders[1]
+    told = load_sweep(sweep_file("seeds: [1, 2]\nseeds_change_data: true")).runs
+    assert [run.config.values["data"]["seed"] for run in told] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("runs: {a: {}, b: {}}", "same config"),
+        ("axes: {optimizer.learning_rate: [1e-3, 0.001]}", "called"),
+        ("runs: [{name: a, seed: 1}, {name: A, seed: 2}]", "called"),
+        ("seeds: [1, 1]", "twice"),
+        ("axes: {seed: [1, 2]}", "use `seeds`"),
+        ("axis: {seed: [1, 2]}", "did you mean 'axes'"),
+        ("axes: {model.ffn.dff: [1, 2]}", "did you mean 'd_ff'"),
+        ("runs: {a: {seed: 1}}\nbaseline: b", "baseline 'b' is no run"),
+        ("runs: {a: {model.ffn.d_ff: 128}, b: {model.ffn.d_ff: 132}}", "budgets differ.*more"),
+        ("runs: {a: {seed: 1}, b: {max_duration: 7}}", "training lengths differ"),
+        ("runs: {a: {seed: 1}, b: {global_train_batch_size: 8}}", "training lengths differ"),
+        ("runs: {a: {budget: {total: 131K, tolerance: 90%}}, b: {seed: 1}}", "budgets differ.*declares"),
+        ("runs: {a: {budget: {non_embedding: 1M}}}", "run a"),
+        ("extends: base.yaml", "mean the same"),
+        ("seeds: 3", "a list of whole numbers"),
+        ("axes: {optimizer.learning_rate: []}", "no values"),
+        ("axes: {x: {a: {seed: 1}}, y: {b: {seed: 2}}}", "set by two axes"),
+    ],
+)
+def test_what_makes_no_fair_sweep_is_refused_in_one_line_with_its_place(sweep_file, text: str, says: str) -> None:
+    path = sweep_file(text)
+    with pytest.raises(InputError, match=says) as caught:
+        load_sweep(path)
+    assert str(path) in str(caught.value)
+
+
+def test_unequal_budgets_run_when_the_sweep_says_so(sweep_file) -> None:
+    sweep = load_sweep(sweep_file("runs: {a: {seed: 1}, b: {model.ffn.d_ff: 256}}\nunequal_budgets: true"))
+    assert sweep_json(sweep)["budget_checked"] is False
+
+
+def test_command_line_wins_over_the_file_but_not_over_what_the_runs_differ_in(sweep_file) -> None:
+    path = sweep_file("axes: {optimizer.learning_rate: [1e-3, 2e-3]}\nmax_duration: 5")
+    assert {run.config.values["max_duration"] for run in load_sweep(path, ["max_duration=2e0"]).runs} == {2}
+    with pytest.raises(InputError, match="differ in"):
+        load_sweep(path, ["--optimizer.learning_rate=1"])
+
+
+def test_a_plain_config_is_a_sweep_of_one_run(sweep_file) -> None:
+    base = sweep_file("").parent / "base.yaml"
+    assert not is_sweep_file(base)
+    sweep = load_sweep(base)
+    assert [run.name for run in sweep.runs] == ["base"] and sweep.baseline == "base"
+
+
+def test_sweep_json_reads_back_as_it_was_meant(sweep_file, tmp_path: Path) -> None:
+    sweep = load_sweep(sweep_file("runs: {it's: {optimizer.learning_rate: 4e-4}}\nseeds: [1]\nname: a b"))
+    write_sweep_json(sweep, tmp_path / "runs" / sweep.name)
+    assert json.loads((tmp_path / "runs" / "a b" / "sweep.json").read_text()) == {
+        "name": "a b",
+        "baseline": "it's",
+        "budget_checked": True,
+        "runs": [
+            {"name": "it's-s1", "group": "it's", "seed": 1, "values": {"optimizer.learning_rate": 0.0004}},
+        ],
+    }
