@@ -19,7 +19,7 @@ import signal
 import sys
 import threading
 import time
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 ORPHAN_SECONDS = 30.0
 """How long the end of an orphaned writer may take."""
@@ -44,7 +44,7 @@ class Events:
             pass  # The training process is gone.
 
 
-def _init(settings: dict[str, Any], mode: str) -> Any:
+def _init(settings: dict[str, Any], mode: Literal["online", "offline"]) -> Any:
     import wandb
 
     wanted = {
@@ -115,7 +115,7 @@ def _publish_stats(run: Any, encoded: str) -> bool:
     """Send a system-metrics record of an offline segment as it stands, with its own time."""
     from wandb.proto import wandb_internal_pb2
 
-    record = wandb_internal_pb2.Record()
+    record = wandb_internal_pb2.Record()  # type: ignore[attr-defined]
     record.stats.ParseFromString(base64.b64decode(encoded))
     run._interface._publish(record)
     return True
