@@ -12,6 +12,7 @@ import importlib
 import os
 import re
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,8 +166,13 @@ def _interpolate(tree: dict[str, Any], origins: Origins) -> dict[str, Any]:
                 return path
         raise FileNotFoundError(f"none of {', '.join(paths)} exists")
 
-    OmegaConf.register_new_resolver("path.choose", choose, replace=True)
-    OmegaConf.register_new_resolver("path.glob", lambda *p: sorted(f for g in p for f in glob.glob(g)), replace=True)
+    with warnings.catch_warnings():
+        # Renamed in OmegaConf 2.4; the name of 2.3 goes on working.
+        warnings.simplefilter("ignore", UserWarning)
+        OmegaConf.register_new_resolver("path.choose", choose, replace=True)
+        OmegaConf.register_new_resolver(
+            "path.glob", lambda *p: sorted(f for g in p for f in glob.glob(g)), replace=True
+        )
     config = OmegaConf.create(copy.deepcopy(plain_value(tree)))
     tree = copy.deepcopy(tree)
     for key, text in dynamic:
@@ -240,6 +246,8 @@ def load_run_config(
         name = str(path)
         tree = _read_with_parents(path, origins)
     tree = apply_overrides(tree, overrides, origins)
+    if path is not None and is_null(tree.get("run_name")):
+        tree["run_name"] = path.stem
     tree = _interpolate(tree, origins)
     import_plugins(tree.get("plugins"))
     _legacy(tree)
@@ -247,8 +255,6 @@ def load_run_config(
     values = coerce_class("TrainConfig", tree, key="", origins=origins, options={})
     if values["data"]["seed"] is None:
         values["data"]["seed"] = DEFAULT_ORDER_SEED
-    if values["run_name"] is None and path is not None:
-        values["run_name"] = path.stem
     shape = resolve_shape(values, where=name)
     counts = count(shape)
     report = None

@@ -82,7 +82,7 @@ def test_extending_oneself_is_an_error(tmp_path: Path) -> None:
         ("model.ffn=3", "is no section"),
         ("noequals", "write key=value"),
         ("max_duration=2.5B", "2.5BT is tokens"),
-        ("evaluators.3.label=x", "no element '3'"),
+        ("evaluators.3.label=x", "is not a list"),
         ("plugins=[no_such_module_anywhere]", "cannot be imported"),
         ("run_name=${oc.env:WANDB_API_KEY}", "WANDB_API_KEY would be written"),
         ("run_name=${no.such.key}", "cannot be resolved"),
