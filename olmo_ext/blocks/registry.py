@@ -99,8 +99,9 @@ class AttentionType(ABC):
         return 0
 
     def activation_elements(self, d_model: int, spec: AttentionSpec) -> int:
-        """Elements per token kept for the backward pass, the input not counted (no score matrix: flash or SDPA)."""
-        return 2 * (spec.width + 2 * spec.kv_width) + spec.width + d_model
+        """Elements per token kept for the backward pass, the input not counted: q, k, v as projected, q and k as
+        rotated, the mixed values (no score matrix: flash or SDPA). QK-norm's are counted beside it."""
+        return (spec.width + 2 * spec.kv_width) + (spec.width + spec.kv_width) + spec.width
 
     @abstractmethod
     def build(self, d_model: int, spec: AttentionSpec, config: Any, layer_id: int, cache: Any) -> Any:

@@ -98,8 +98,16 @@ class LayerCounts:
     mixing_flops_causal: float
     cache_elements: int
     state_elements: int
-    activation_elements: int
-    """Per token, kept for the backward pass: each norm's input and output, the mixer's and the sub-MLPs' own."""
+    norm_activations: int
+    """Elements per token kept for the backward pass by the layer's norms: input, normalised, scaled (RMSNorm as OLMo
+    writes it)."""
+
+    attention_activations: int
+    ffn_activations: int
+
+    @property
+    def activation_elements(self) -> int:
+        return self.norm_activations + self.attention_activations + self.ffn_activations
 
 
 def count_layer(layer: LayerShape, shape: ModelShape) -> LayerCounts:
@@ -110,13 +118,15 @@ def count_layer(layer: LayerShape, shape: ModelShape) -> LayerCounts:
     attention_matrices, attention_outputs = _size(attention_type.matrices(d_model, mixer))
     attention = attention_matrices + bias * attention_outputs + attention_type.vector_parameters(d_model, mixer)
     ffn_matrices = ffn = 0
-    # Norm input and output in front of the mixer, then per sub-MLP.
-    activations = 2 * d_model + attention_type.activation_elements(d_model, mixer)
+    attention_activations = attention_type.activation_elements(d_model, mixer)
+    if shape.attention_layer_norm:
+        attention_activations += mixer.width + mixer.kv_width
+    ffn_activations = 0
     for d_ff in spec.d_ff:
         matrices, outputs = _size(ffn_type.matrices(d_model, d_ff, spec))
         ffn_matrices += matrices
         ffn += matrices + bias * outputs + ffn_type.vector_parameters(d_model, d_ff, spec)
-        activations += 2 * d_model + ffn_type.activation_elements(d_model, d_ff, spec)
+        ffn_activations += ffn_type.activation_elements(d_model, d_ff, spec)
     per_feature = int(shape.layer_norm_with_affine) * (1 + int(shape.bias_for_layer_norm))
     norm = (1 + spec.num_sub_mlps) * d_model * per_feature
     if shape.attention_layer_norm and shape.attention_layer_norm_with_affine:
@@ -132,7 +142,9 @@ def count_layer(layer: LayerShape, shape: ModelShape) -> LayerCounts:
         mixing_flops_causal=attention_type.mixing_flops(d_model, mixer, length, causal=True),
         cache_elements=attention_type.cache_elements_per_token(mixer),
         state_elements=attention_type.state_elements(d_model, mixer),
-        activation_elements=activations,
+        norm_activations=3 * d_model * (1 + spec.num_sub_mlps),
+        attention_activations=attention_activations,
+        ffn_activations=ffn_activations,
     )
 
 
