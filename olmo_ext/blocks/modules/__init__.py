@@ -1,0 +1,1 @@
+"""The torch modules of the built-in types; importing this needs torch and OLMo."""
