@@ -1,0 +1,411 @@
+"""Text to token files that a training can read: train and validation, tokenizer, manifest. No torch.
+
+    DIR/manifest.json  tokenizer.json  train.bin  validation.bin  documents.jsonl
+
+The token files are raw little-endian uint16 or uint32, every document followed by EOS, as OLMo's memory-mapped data
+set reads them. The same text and settings give the same bytes; the folder appears complete or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from olmo_ext.data.corpus_sources import EmbeddedSource, TextSource
+from olmo_ext.data.tokenizer import DOLMA2, Tokenizer, load_tokenizer, train_bpe
+from olmo_ext.errors import InputError, WorkError
+from olmo_ext.files import sha256_of_file, sync_directory, write_atomically
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+SPLITS = ("train", "validation")
+DEFAULT_VALIDATION_FRACTION = 0.02
+BPE_TRAINING_BYTES = 256 * 2**20
+"""A BPE sees at most this much of the training text: beyond it the merges hardly change and the memory does."""
+
+BATCH_CHARACTERS = 1 << 21
+EMBEDDING_MULTIPLE = 128
+"""Rows of an embedding table are padded to this, as OLMo-2 pads 100,278 to 100,352."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusSplit:
+    """One token file."""
+
+    file: str
+    documents: int
+    bytes: int
+    """Bytes of UTF-8 text, EOS not counted."""
+
+    tokens: int
+    """Tokens, one EOS per document included."""
+
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusManifest:
+    """What `manifest.json` of a corpus folder says."""
+
+    directory: Path
+    fingerprint: str
+    """Identifies the tokens: equal for equal bytes of token files, dtype and tokenizer."""
+
+    request: str
+    """Identifies the text and the settings that the folder was made from."""
+
+    dtype: str
+    vocab_size: int
+    eos_token_id: int
+    pad_token_id: int
+    tokenizer: str
+    """As it was asked for: `bpe:4096`, `dolma2` or a path."""
+
+    tokenizer_fingerprint: str
+    splits: dict[str, CorpusSplit]
+    content: dict[str, Any]
+    """The whole file."""
+
+    def path(self, split: str) -> Path:
+        return self.directory / self.splits[split].file
+
+
+def read_manifest(directory: Path | str) -> CorpusManifest:
+    """The manifest of a corpus folder.
+
+    :raises InputError: no corpus there, or one of another version of this format.
+    """
+    directory = Path(directory)
+    path = directory / MANIFEST
+    try:
+        content = json.loads(path.read_text())
+        if content["format"] != FORMAT:
+            raise InputError(f"format {content['format']}, this version reads {FORMAT}", where=str(path))
+        return CorpusManifest(
+            directory=directory,
+            fingerprint=content["fingerprint"],
+            request=content["request"],
+            dtype=content["dtype"],
+            vocab_size=content["vocab_size"],
+            eos_token_id=content["eos_token_id"],
+            pad_token_id=content["pad_token_id"],
+            tokenizer=content["tokenizer"]["name"],
+            tokenizer_fingerprint=content["tokenizer"]["fingerprint"],
+            splits={name: CorpusSplit(**split) for name, split in content["splits"].items()},
+            content=content,
+        )
+    except (FileNotFoundError, NotADirectoryError):
+        raise InputError(
+            f"no corpus at {str(directory)!r}", right=f"make it with `olmo-ext data corpus -o {directory}`"
+        ) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"not a corpus manifest ({type(error).__name__}: {error})", where=str(path)) from None
+
+
+def damaged_files(manifest: CorpusManifest) -> list[str]:
+    """Names of token files that are not what the manifest says."""
+    return [
+        split.file
+        for name, split in manifest.splits.items()
+        if not manifest.path(name).is_file() or sha256_of_file(manifest.path(name)) != split.sha256
+    ]
+
+
+def corpus_config(directory: Path | str) -> dict[str, Any]:
+    """The config keys that a corpus folder settles, as a nested mapping to be laid under a user's config."""
+    manifest = read_manifest(directory)
+    folder = manifest.directory.resolve()
+    rows = -(-manifest.vocab_size // EMBEDDING_MULTIPLE) * EMBEDDING_MULTIPLE
+    config: dict[str, Any] = {
+        "model": {
+            "vocab_size": manifest.vocab_size,
+            "embedding_size": rows,
+            "eos_token_id": manifest.eos_token_id,
+            "pad_token_id": manifest.pad_token_id,
+        },
+        # OLMo's name for a tokenizer of its wheel is the same on every machine; a trained one lies in the folder.
+        "tokenizer": {"identifier": DOLMA2 if manifest.tokenizer == "dolma2" else str(folder / "tokenizer.json")},
+        "data": {"paths": [str(folder / manifest.splits["train"].file)], "memmap_dtype": manifest.dtype},
+    }
+    if "validation" in manifest.splits:
+        data = {
+            "datasets": {"validation": [str(folder / manifest.splits["validation"].file)]},
+            "memmap_dtype": manifest.dtype,
+            "num_workers": 0,
+            "drop_last": False,
+        }
+        config["evaluators"] = [{"label": "validation", "type": "lm", "data": data}]
+    return config
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SplitPlan:
+    """Which documents are for validation, by the sha256 of their text: equal documents never stand on both sides."""
+
+    validation: frozenset[bytes]
+    cut_share: float | None = None
+    """For a single document: the share of its text, at a line, from which on it is validation."""
+
+    def parts(self, text: str) -> list[tuple[str, str]]:
+        if self.cut_share is not None:
+            cut = text.rfind("\n", 0, int(len(text) * self.cut_share)) + 1 or int(len(text) * self.cut_share)
+            return [("train", text[:cut]), ("validation", text[cut:])]
+        digest = hashlib.sha256(text.encode()).digest()
+        return [("validation" if digest in self.validation else "train", text)]
+
+
+def _plan_split(sizes: dict[bytes, int], total: int, fraction: float) -> _SplitPlan:
+    """Take documents in order of their hashes while they fit into the fraction, at least one.
+
+    :param sizes: digest -> bytes of text, copies together.
+    """
+    if fraction == 0:
+        return _SplitPlan(validation=frozenset())
+    if len(sizes) == 1:
+        return _SplitPlan(validation=frozenset(), cut_share=1 - fraction)
+    budget, chosen = fraction * total, []
+    for digest in sorted(sizes):
+        if sizes[digest] <= budget and len(chosen) < len(sizes) - 1:
+            chosen.append(digest)
+            budget -= sizes[digest]
+    return _SplitPlan(validation=frozenset(chosen or [min(sizes, key=lambda digest: (sizes[digest], digest))]))
+
+
+class _TokenWriter:
+    """One split's token file with its running totals."""
+
+    def __init__(self, path: Path, dtype: np.dtype) -> None:
+        self.path, self.dtype = path, dtype
+        self.documents = self.bytes = self.tokens = 0
+        self._digest = hashlib.sha256()
+        self._file = open(path, "wb")
+
+    def write(self, ids: list[int]) -> None:
+        raw = np.asarray(ids, dtype=self.dtype).tobytes()
+        self._digest.update(raw)
+        self._file.write(raw)
+        self.tokens += len(ids)
+
+    def close(self) -> CorpusSplit:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        return CorpusSplit(
+            file=self.path.name,
+            documents=self.documents,
+            bytes=self.bytes,
+            tokens=self.tokens,
+            sha256=self._digest.hexdigest(),
+        )
+
+
+def _parse_tokenizer(name: str) -> tuple[int | None, Tokenizer | None]:
+    """(entries of a BPE to be trained, None) or (None, a tokenizer that exists)."""
+    if match := re.fullmatch(r"bpe:([\d_,]+)", name):
+        entries = int(match[1].replace("_", "").replace(",", ""))
+        if entries < 258:
+            raise InputError(
+                f"a BPE of {entries} entries", where="--tokenizer", right="at least 258: bytes, EOS, padding"
+            )
+        return entries, None
+    if name.startswith("bpe"):
+        raise InputError(f"tokenizer {name!r}", where="--tokenizer", right="bpe:4096, dolma2 or a tokenizer.json")
+    return None, load_tokenizer(name)
+
+
+def _training_texts(source: TextSource, plan: _SplitPlan) -> Iterator[str]:
+    seen = 0
+    for _, text in source.documents():
+        for split, part in plan.parts(text):
+            if split == "train":
+                seen += len(part.encode())
+                yield part
+        if seen > BPE_TRAINING_BYTES:
+            return
+
+
+def _encode(
+    source: TextSource,
+    plan: _SplitPlan,
+    tokenizer: Tokenizer,
+    writers: dict[str, _TokenWriter],
+    documents_file: Path | None,
+    say: Say,
+) -> None:
+    pending: list[tuple[str, str, bool]] = []
+    counts: list[dict[str, Any]] = []
+    characters = done = reported = 0
+
+    def flush() -> None:
+        nonlocal characters
+        encoded = tokenizer.encode_batch([piece for _, piece, _ in pending])
+        for (split, _, last), ids in zip(pending, encoded, strict=True):
+            writers[split].write([*ids, tokenizer.eos_token_id] if last else ids)
+        pending.clear()
+        characters = 0
+
+    for name, text in source.documents():
+        for split, part in plan.parts(text):
+            size = len(part.encode())
+            writers[split].documents += 1
+            writers[split].bytes += size
+            done += size
+            if documents_file is not None:
+                digest = hashlib.sha256(part.encode()).hexdigest()
+                counts.append({"file": name, "split": split, "bytes": size, "sha256": digest})
+            pieces = list(tokenizer.pieces(part))
+            for number, piece in enumerate(pieces, start=1):
+                pending.append((split, piece, number == len(pieces)))
+                characters += len(piece)
+                if characters >= BATCH_CHARACTERS:
+                    flush()
+        if done - reported >= 20_000_000:
+            reported = done
+            say(f"tokenised {done / 1e6:,.0f} MB")
+    flush()
+    if documents_file is not None:
+        write_atomically(documents_file, "".join(json.dumps(row) + "\n" for row in counts))
+
+
+def _scan(source: TextSource) -> tuple[dict[bytes, int], int, str]:
+    """Digest -> bytes of every document, their sum, and a hash of them all in order."""
+    sizes: dict[bytes, int] = {}
+    whole = hashlib.sha256()
+    total = 0
+    for _, text in source.documents():
+        content = text.encode()
+        digest = hashlib.sha256(content).digest()
+        sizes[digest] = sizes.get(digest, 0) + len(content)
+        total += len(content)
+        whole.update(digest)
+    return sizes, total, whole.hexdigest()
+
+
+def _request(text_digest: str, tokenizer_name: str, tokenizer: Tokenizer | None, fraction: float) -> str:
+    parts = [FORMAT, text_digest, tokenizer.fingerprint if tokenizer else tokenizer_name, fraction]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _what_is_there(output: Path, request: str, say: Say) -> CorpusManifest | None:
+    """The finished corpus of this request, or None if it has to be made; anything else in the way is an error."""
+    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
+        return None
+    if not (output / MANIFEST).is_file():
+        raise InputError("holds something that is no corpus", where=str(output), right="name a new folder")
+    manifest = read_manifest(output)
+    if manifest.request != request:
+        raise InputError(
+            f"holds a corpus of other text or settings ({manifest.content['source']}, {manifest.tokenizer},"
+            f" validation {manifest.content['validation_fraction']:.2%}, {sum(s.bytes for s in manifest.splits.values()):,} bytes)",
+            where=str(output),
+            right="name a new folder, or remove this one yourself",
+        )
+    if damaged := damaged_files(manifest):
+        say(f"{', '.join(damaged)} in {output} is damaged: made again")
+        return None
+    return manifest
+
+
+def _remove_leftovers(output: Path) -> None:
+    """Folders of builds that were killed; one whose process still runs is left alone."""
+    for folder in output.parent.glob(f".{output.name}.*"):
+        process, kind = folder.name.removeprefix(f".{output.name}.").partition(".")[::2]
+        if kind not in ("aside", "old"):
+            continue
+        if not (process.isdigit() and Path("/proc", process).exists()):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _move_into_place(aside: Path, output: Path, request: str) -> None:
+    old = output.with_name(f".{output.name}.{os.getpid()}.old")
+    if (output / MANIFEST).is_file() and read_manifest(output).request == request:
+        os.rename(output, old)
+    try:
+        os.rename(aside, output)
+    except OSError as error:
+        raise WorkError(f"{output}: appeared while the corpus was made ({error.strerror}); call again") from None
+    finally:
+        shutil.rmtree(old, ignore_errors=True)
+    sync_directory(output.parent)
+
+
+def build_corpus(
+    source: TextSource | None,
+    output: Path | str,
+    *,
+    tokenizer: str = "bpe:4096",
+    validation_fraction: float = DEFAULT_VALIDATION_FRACTION,
+    say: Say = lambda message: None,
+) -> tuple[CorpusManifest, bool]:
+    """Make a corpus folder, or find that it is made.
+
+    :param source: the documents; None for the whole embedded corpus.
+    :param tokenizer: `bpe:N` (trained on the training split), `dolma2`, or a tokenizer.json.
+    :param validation_fraction: of the bytes of text, in whole documents; a single document is cut at a line. The
+        documents are chosen by the hash of their text.
+    :param say: gets a line now and then.
+    :returns: the manifest, and whether anything was written.
+    :raises InputError: for input that cannot be used and for a folder that holds something else.
+    """
+    if not 0 <= validation_fraction < 1:
+        raise InputError(f"validation fraction {validation_fraction}", right="at least 0 and less than 1")
+    output = Path(output)
+    source = source or EmbeddedSource()
+    bpe_entries, built = _parse_tokenizer(tokenizer)
+    say("reading the text")
+    sizes, total, text_digest = _scan(source)
+    if not sizes:
+        raise InputError("there is no text", right="at least one document that is not empty")
+    request = _request(text_digest, tokenizer, built, validation_fraction)
+    if (finished := _what_is_there(output, request, say)) is not None:
+        return finished, False
+    plan = _plan_split(sizes, total, validation_fraction)
+    if bpe_entries is not None:
+        say(f"training a BPE of {bpe_entries:,} entries on {min(total, BPE_TRAINING_BYTES) / 1e6:,.0f} MB")
+        built = train_bpe(_training_texts(source, plan), vocab_size=bpe_entries)
+    assert built is not None
+    dtype = np.dtype("<u2" if built.vocab_size <= 2**16 else "<u4")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(output)
+    aside = output.with_name(f".{output.name}.{os.getpid()}.aside")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir()
+    try:
+        writers = {name: _TokenWriter(aside / f"{name}.bin", dtype) for name in SPLITS[: 1 + (validation_fraction > 0)]}
+        _encode(source, plan, built, writers, aside / "documents.jsonl" if source.whole_files else None, say)
+        splits = {name: writer.close() for name, writer in writers.items()}
+        write_atomically(aside / "tokenizer.json", built.to_json_text())
+        identity = [built.fingerprint, dtype.name, [(name, split.sha256) for name, split in splits.items()]]
+        content = {
+            "format": FORMAT,
+            "fingerprint": hashlib.sha256(json.dumps(identity).encode()).hexdigest(),
+            "request": request,
+            "source": source.name,
+            "dtype": dtype.name,
+            "vocab_size": built.vocab_size,
+            "eos_token_id": built.eos_token_id,
+            "pad_token_id": built.pad_token_id,
+            "tokenizer": {"name": tokenizer, "file": "tokenizer.json", "fingerprint": built.fingerprint},
+            "validation_fraction": validation_fraction,
+            "splits": {name: split.__dict__ for name, split in splits.items()},
+            "files": source.describe(),
+            "left_out": source.left_out,
+        }
+        write_atomically(aside / MANIFEST, json.dumps(content, indent=1) + "\n")
+        _move_into_place(aside, output, request)
+    except OSError as error:
+        raise WorkError(f"{output}: cannot be written ({error.strerror})") from None
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return read_manifest(output), True
