@@ -1,0 +1,100 @@
+"""Which numbers may stand beside each other: what differs between two runs besides the shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from olmo_ext.compare.collect import Run, validation_metric
+
+TOKEN_TOLERANCE = 0.005
+"""Runs whose last evaluations lie this close in tokens count as equally long."""
+
+_NOT_RECORDED = object()
+_OTHER_THAN_SHAPE = (
+    "run_name", "seed", "model", "budget", "save_folder", "wandb", "device_train_microbatch_size",
+    "device_train_batch_size", "fsdp", "ddp", "distributed_strategy", "compile", "node", "console_log_interval",
+    "activation_checkpointing", "plugins", "remote_save_folder", "try_load_latest_save", "evaluators",
+    "save_overwrite", "speed_monitor", "canceled_check_interval", "data", "gen1_gc_interval",
+)  # fmt: skip
+
+
+def blocking_differences(run: Run, baseline: Run, label: str | None) -> list[str]:
+    """What forbids comparing the losses of two runs; empty if nothing does."""
+    found = []
+    for key, name in (("fingerprint", "training data"), ("tokenizer", "tokenizer")):
+        found += _differs(name, run.data.get(key), baseline.data.get(key))
+    if label is not None:
+        left, right = ((side.data.get("evaluation") or {}).get(label) for side in (run, baseline))
+        found += _differs(f"validation set {label}", left, right)
+        for side in (run, baseline):
+            if validation_metric(label) not in side.series:
+                found.append(f"{side.name} has no loss on {label}")
+    left_tokens, right_tokens = final_tokens(run, label), final_tokens(baseline, label)
+    if left_tokens and right_tokens and abs(left_tokens / right_tokens - 1) > TOKEN_TOLERANCE:
+        found.append(f"tokens seen {left_tokens:,} against {right_tokens:,}")
+    return found
+
+
+def final_tokens(run: Run, label: str | None) -> int:
+    """Tokens at the last evaluation, or at the last row where there is none."""
+    series = run.series.get(validation_metric(label)) if label else None
+    return int(series.tokens[-1]) if series is not None else run.progress()[1]
+
+
+def remarks(run: Run, baseline: Run) -> list[str]:
+    """What differs besides the shape without forbidding the comparison, and what was not recorded."""
+    found = []
+    if run.data.get("order_seed") != baseline.data.get("order_seed"):
+        found.append(f"data order: seed {run.data.get('order_seed')} against {baseline.data.get('order_seed')}")
+    for key in ("fingerprint", "tokenizer"):
+        if run.data.get(key) is None and baseline.data.get(key) is None:
+            found.append(f"data {key} not recorded on either side")
+    left, right = _flat(run.config), _flat(baseline.config)
+    for key in sorted(left.keys() | right.keys()):
+        if left.get(key, _NOT_RECORDED) != right.get(key, _NOT_RECORDED):
+            found.append(f"{key}: {_shown(left, key)} against {_shown(right, key)}")
+    for key in ("device", "world_size"):
+        a, b = run.provenance.get(key), baseline.provenance.get(key)
+        if a != b:
+            found.append(f"{key}: {a} against {b}")
+    for key in ("revision", "diff_sha256"):
+        a, b = ((side.provenance.get("code") or {}).get(key) for side in (run, baseline))
+        if a != b:
+            found.append(f"code {key}: {str(a)[:12]} against {str(b)[:12]}")
+    a_packages, b_packages = (side.provenance.get("packages") or {} for side in (run, baseline))
+    for name in ("torch", "ai2-olmo"):
+        if a_packages.get(name) != b_packages.get(name):
+            found.append(f"{name}: {a_packages.get(name)} against {b_packages.get(name)}")
+    return found
+
+
+def same_device(runs: list[Run]) -> bool:
+    return len({(run.provenance.get("device"), run.provenance.get("world_size")) for run in runs}) <= 1
+
+
+def _differs(name: str, left: Any, right: Any) -> list[str]:
+    if left == right:
+        return []
+    return [f"{name} {_short(left)} against {_short(right)}"]
+
+
+def _short(value: Any) -> str:
+    return "not recorded" if value is None else str(value)[:12]
+
+
+def _shown(flat: Mapping[str, Any], key: str) -> str:
+    return str(flat[key])[:60] if key in flat else "not set"
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted key -> value of the part of a config that is not the shape, the seed, the data or the machine."""
+    result: dict[str, Any] = {}
+    for key, value in config.items():
+        if not prefix and key in _OTHER_THAN_SHAPE:
+            continue
+        if isinstance(value, Mapping):
+            result.update(_flat(value, f"{prefix}{key}."))
+        else:
+            result[f"{prefix}{key}"] = value
+    return result

@@ -1,0 +1,316 @@
+"""The whole comparison of a sweep as plain data; terminal, JSON and HTML show it, none of them computes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from olmo_ext.compare import comparable, documents
+from olmo_ext.compare.collect import Run, Sweep, validation_metric
+from olmo_ext.compare.downstream import DownstreamScore, downstream_scores
+from olmo_ext.compare.features import Features, features
+from olmo_ext.compare.paper import PaperRow, paper_rows
+from olmo_ext.compare.scaling import ScalingResult, fit_scaling
+from olmo_ext.compare.statistics import Difference, holm, paired_difference, seeds_needed
+from olmo_ext.compare.views import (
+    AXES,
+    LearningRateRow,
+    SpeedUp,
+    View,
+    curves_by_seed,
+    equal_budget,
+    learning_rate_axis,
+    learning_rate_rows,
+    speed_up,
+)
+from olmo_ext.errors import InputError
+
+SAME_SIZE = 0.05
+"""Two groups this close in non-embedding parameters are of one size when a sweep has a baseline per size."""
+
+
+@dataclass(kw_only=True)
+class GroupResult:
+    """One row of the table."""
+
+    name: str
+    runs: list[Run] = field(repr=False)
+    features: Features
+    baseline: str | None
+    """The group it is compared with; none for a baseline itself."""
+
+    tokens: int = 0
+    """Tokens at the last evaluation of the finished runs."""
+
+    total_flops: float = 0.0
+    losses: dict[int | None, float] = field(default_factory=dict)
+    """Seed -> final validation loss of the finished runs."""
+
+    tokens_per_second: float | None = None
+    blocking: list[str] = field(default_factory=list)
+    """Why its losses are not compared with the baseline's."""
+
+    remarks: list[str] = field(default_factory=list)
+    nats: Difference | None = None
+    perplexity: Difference | None = None
+    adjusted_p: float | None = None
+    """Holm's correction over all comparisons of the sweep."""
+
+    seeds_needed: int | None = None
+    views: dict[str, View] = field(default_factory=dict)
+    speed_up: SpeedUp | None = None
+    other_sets: dict[str, tuple[float, Difference | None]] = field(default_factory=dict)
+    """Validation set -> mean loss, difference to the baseline."""
+
+    size_change: float | None = None
+    """Non-embedding parameters relative to the baseline's, minus one."""
+
+    flops_change: float | None = None
+    """Training FLOPs per token relative to the baseline's, minus one."""
+
+    @property
+    def finished(self) -> list[Run]:
+        return [run for run in self.runs if run.finished]
+
+    @property
+    def loss(self) -> float | None:
+        """Mean over the seeds, nats."""
+        return sum(self.losses.values()) / len(self.losses) if self.losses else None
+
+    @property
+    def loss_deviation(self) -> float | None:
+        return float(np.std(list(self.losses.values()), ddof=1)) if len(self.losses) > 1 else None
+
+    @property
+    def ppl(self) -> float | None:
+        """Mean over the seeds of exp(loss)."""
+        return sum(map(math.exp, self.losses.values())) / len(self.losses) if self.losses else None
+
+    @property
+    def missing(self) -> list[Run]:
+        """Runs that were asked for and have not finished."""
+        return [run for run in self.runs if not run.finished]
+
+
+@dataclass(kw_only=True)
+class Comparison:
+    """All results of a sweep."""
+
+    sweep: Sweep
+    label: str | None
+    """The validation set that is compared."""
+
+    labels: list[str]
+    groups: list[GroupResult]
+    learning_rate_axis: str | None
+    learning_rates: list[LearningRateRow]
+    scaling: ScalingResult | None
+    paper: list[PaperRow]
+    downstream: list[DownstreamScore]
+    notes: list[str]
+    verdict: str = ""
+
+    @property
+    def comparisons(self) -> int:
+        """Differences with a p-value: what Holm's correction counts."""
+        return sum(1 for group in self.groups if group.nats is not None and group.nats.p_value is not None)
+
+    def group(self, name: str) -> GroupResult:
+        return next(group for group in self.groups if group.name == name)
+
+    @property
+    def unfinished(self) -> list[Run]:
+        return [run for group in self.groups for run in group.missing]
+
+
+def compare_sweep(sweep: Sweep, *, label: str | None = None, expected: Path | None = None) -> Comparison:
+    """Compare every group of a sweep with its baseline.
+
+    :param label: validation set; the first one that all finished runs logged if left out.
+    :param expected: an `expected.yaml` with a paper's figures.
+    :raises InputError: for a validation set that no run has.
+    """
+    labels = list(dict.fromkeys(name for run in sweep.runs for name in run.validation_labels()))
+    if label is not None and label not in labels:
+        raise InputError(
+            f"no run has a validation set {label!r}", where=str(sweep.path), right=f"one of: {', '.join(labels)}"
+        )
+    if label is None:
+        finished = [set(run.validation_labels()) for run in sweep.runs if run.finished]
+        shared = [name for name in labels if all(name in sets for sets in finished)]
+        label = next(iter(shared or labels), None)
+    groups = [_group(name, runs, label) for name, runs in sweep.groups().items()]
+    _choose_baselines(groups, sweep.baseline)
+    by_name = {group.name: group for group in groups}
+    for group in groups:
+        if group.baseline is not None:
+            _compare_group(group, by_name[group.baseline], label, labels)
+    adjusted = holm([group.nats.p_value if group.nats is not None else None for group in groups])
+    for group, value in zip(groups, adjusted, strict=True):
+        group.adjusted_p = value
+    rate_axis = learning_rate_axis({group.name: group.runs[0].axes for group in groups if group.runs})
+    rates = _learning_rates(groups, sweep.baseline, rate_axis) if rate_axis else []
+    result = Comparison(
+        sweep=sweep,
+        label=label,
+        labels=labels,
+        groups=groups,
+        learning_rate_axis=rate_axis,
+        learning_rates=rates,
+        scaling=fit_scaling(
+            {
+                group.name: (group.features.family, group.features.non_embedding, group.losses)
+                for group in groups
+                if group.features.non_embedding and group.losses and not group.blocking
+            }
+        ),
+        paper=paper_rows(groups, expected, label=label) if expected is not None else [],
+        downstream=downstream_scores(groups),
+        notes=[],
+    )
+    from olmo_ext.compare.verdict import notes, verdict
+
+    result.notes = notes(result)
+    result.verdict = verdict(result)
+    return result
+
+
+def _group(name: str, runs: list[Run], label: str | None) -> GroupResult:
+    described = next((run for run in runs if run.shape), runs[0] if runs else None)
+    group = GroupResult(name=name, runs=runs, features=features(described) if described else Features(), baseline=None)
+    finished = group.finished
+    if label is not None:
+        for run in finished:
+            value = run.last(validation_metric(label))
+            if value is not None and math.isfinite(value):
+                group.losses[run.seed] = value
+    if finished:
+        group.tokens = max(comparable.final_tokens(run, label) for run in finished)
+        group.total_flops = max(run.progress()[2] for run in finished)
+    speeds = [speed for run in finished or runs if (speed := run.tokens_per_second()) is not None]
+    group.tokens_per_second = float(np.median(speeds)) if speeds else None
+    return group
+
+
+def _close(left: float | None, right: float | None) -> bool:
+    return bool(left and right and abs(left / right - 1) <= SAME_SIZE)
+
+
+def _choose_baselines(groups: list[GroupResult], declared: str) -> None:
+    """Compare with the declared baseline, or with its counterpart of the group's own size.
+
+    A scaling sweep has one baseline per size: a group of the declared baseline's family whose size another family
+    shares. Everything else is compared with the declared one, and the inequality is shown.
+    """
+    home = next(group for group in groups if group.name == declared)
+    local = []
+    for group in groups:
+        size = group.features.non_embedding
+        if group is home or group.features.family != home.features.family or _close(size, home.features.non_embedding):
+            continue
+        if any(
+            other.features.family != home.features.family
+            and _close(other.features.non_embedding, size)
+            and not _close(other.features.non_embedding, home.features.non_embedding)
+            for other in groups
+        ):
+            local.append(group)
+    for group in groups:
+        if group is home or group in local:
+            continue
+        size = group.features.non_embedding
+        candidates = [other for other in local if size and _close(other.features.non_embedding, size)]
+        if candidates and not _close(size, home.features.non_embedding):
+            nearest = min(candidates, key=lambda other: abs((other.features.non_embedding or 0) - (size or 0)))
+            group.baseline = nearest.name
+        else:
+            group.baseline = declared
+
+
+def _change(left: float | None, right: float | None) -> float | None:
+    return left / right - 1 if left and right else None
+
+
+def _compare_group(group: GroupResult, baseline: GroupResult, label: str | None, labels: list[str]) -> None:
+    group.size_change = _change(group.features.non_embedding, baseline.features.non_embedding)
+    group.flops_change = _change(group.features.flops_per_token, baseline.features.flops_per_token)
+    if not group.finished or not baseline.finished:
+        return
+    left = {run.seed: run for run in group.finished}
+    right = {run.seed: run for run in baseline.finished}
+    pairs = [(left[seed], right[seed]) for seed in left if seed in right]
+    checked = pairs or [(group.finished[0], baseline.finished[0])]
+    group.blocking = _common(comparable.blocking_differences(a, b, label) for a, b in checked)
+    group.remarks = _common(comparable.remarks(a, b) for a, b in checked)
+    if not pairs:
+        group.blocking.append("no seed that both have: unpaired runs are not compared")
+    if label is None:
+        group.blocking.append("no validation loss")
+        return
+    length_only = bool(group.blocking) and all(reason.startswith("tokens seen") for reason in group.blocking)
+    if group.blocking and not length_only:
+        return
+    metric = validation_metric(label)
+    curves, base_curves = curves_by_seed(group.finished, metric), curves_by_seed(baseline.finished, metric)
+    device = comparable.same_device([*group.finished, *baseline.finished])
+    group.views = {axis: equal_budget(axis, curves, base_curves, same_device=device) for axis in AXES}
+    if group.blocking:
+        return
+    by_document = documents.paired_documents(pairs, label) if len(pairs) == 1 else None
+    group.nats = paired_difference(group.losses, baseline.losses, documents=by_document)
+    group.perplexity = _perplexity(group, baseline)
+    if group.nats is not None:
+        group.seeds_needed = seeds_needed(group.nats)
+    group.speed_up = speed_up(curves, base_curves)
+    for other in labels:
+        if other == label:
+            continue
+        name = validation_metric(other)
+        if any(reason for a, b in pairs for reason in comparable.blocking_differences(a, b, other)):
+            continue
+        values = [
+            {run.seed: value for run in side if (value := run.last(name)) is not None}
+            for side in (group.finished, baseline.finished)
+        ]
+        if values[0]:
+            mean = sum(values[0].values()) / len(values[0])
+            group.other_sets[other] = (mean, paired_difference(values[0], values[1]))
+
+
+def _perplexity(group: GroupResult, baseline: GroupResult) -> Difference | None:
+    """The difference in PPL; over documents the bounds follow from those in nats at the baseline's PPL."""
+    left = {seed: math.exp(value) for seed, value in group.losses.items()}
+    right = {seed: math.exp(value) for seed, value in baseline.losses.items()}
+    found = paired_difference(left, right)
+    nats = group.nats
+    if found is None or nats is None or found.known or nats.low is None or nats.high is None:
+        return found
+    base = right[found.seeds[0]]
+    return dataclasses.replace(
+        found,
+        low=base * math.expm1(nats.low),
+        high=base * math.expm1(nats.high),
+        p_value=nats.p_value,
+        method=nats.method,
+    )
+
+
+def _common(lists: Any) -> list[str]:
+    return list(dict.fromkeys(text for found in lists for text in found))
+
+
+def _learning_rates(groups: list[GroupResult], baseline: str, axis: str) -> list[LearningRateRow]:
+    axes: dict[str, Mapping[str, Any]] = {group.name: group.runs[0].axes for group in groups if group.runs}
+    names = {}
+    for name, values in axes.items():
+        others = [str(value) for key, value in values.items() if key != axis]
+        names[name] = " · ".join(others) or "all"
+    # Groups of another length or data cannot be the best of anything.
+    losses = {group.name: group.losses for group in groups if not group.blocking}
+    return learning_rate_rows(axis, axes, losses, baseline, names)

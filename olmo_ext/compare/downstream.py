@@ -1,0 +1,89 @@
+"""Downstream scores of `olmo-ext eval` (with standard errors) and of the evaluations during training (without)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from olmo_ext.compare.collect import Run
+from olmo_ext.compare.statistics import Difference, paired_difference
+
+if TYPE_CHECKING:
+    from olmo_ext.compare.comparison import GroupResult
+
+NEEDLE_KEYS = ("length", "depth")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DownstreamScore:
+    """One group on one task."""
+
+    task: str
+    metric: str
+    version: str
+    group: str
+    value: float
+    """Mean over the seeds."""
+
+    standard_error: float | None
+    """Of the mean, from the items: sqrt(sum of the runs' squared errors) / runs; none where no run says."""
+
+    items: int | None
+    seeds: int
+    source: str
+    """`eval` (evals/*.jsonl) or `training`."""
+
+    difference: Difference | None = None
+    """To the group's baseline, paired by seed."""
+
+
+def run_scores(run: Run) -> dict[tuple[str, str, str, str], tuple[float, float | None, int | None]]:
+    """(task, metric, version, source) -> value, standard error, items of one run; the newest step wins."""
+    found: dict[tuple[str, str, str, str], tuple[float, float | None, int | None]] = {}
+    for row in sorted(run.evaluations, key=lambda row: row.get("step") or 0):
+        if any(row.get(key) is not None for key in NEEDLE_KEYS) or not isinstance(row.get("value"), (int, float)):
+            continue
+        key = (str(row.get("task")), str(row.get("metric")), str(row.get("task_version", "")), "eval")
+        found[key] = (float(row["value"]), row.get("stderr"), row.get("items"))
+    for name, value in run.downstream().items():
+        task, _, metric = name.rpartition("_")
+        found[(task or name, metric, "", "training")] = (value, None, None)
+    return found
+
+
+def downstream_scores(groups: list[GroupResult]) -> list[DownstreamScore]:
+    """Scores of every group, tasks in the order in which they were met."""
+    by_group = {group.name: {run.seed: run_scores(run) for run in group.finished} for group in groups}
+    keys = list(dict.fromkeys(key for runs in by_group.values() for scores in runs.values() for key in scores))
+    result = []
+    for key in keys:
+        for group in groups:
+            scored = {seed: scores[key] for seed, scores in by_group[group.name].items() if key in scores}
+            if not scored:
+                continue
+            errors = [error for _, error, _ in scored.values() if error is not None]
+            items = {count for _, _, count in scored.values() if count is not None}
+            difference = None
+            if group.baseline is not None:
+                others = {s: scores[key][0] for s, scores in by_group[group.baseline].items() if key in scores}
+                difference = paired_difference({seed: value for seed, (value, _, _) in scored.items()}, others)
+            result.append(
+                DownstreamScore(
+                    task=key[0],
+                    metric=key[1],
+                    version=key[2],
+                    source=key[3],
+                    group=group.name,
+                    value=sum(value for value, _, _ in scored.values()) / len(scored),
+                    standard_error=(
+                        math.sqrt(sum(error**2 for error in errors)) / len(errors)
+                        if len(errors) == len(scored)
+                        else None
+                    ),
+                    items=items.pop() if len(items) == 1 else None,
+                    seeds=len(scored),
+                    difference=difference,
+                )
+            )
+    return result

@@ -1,0 +1,114 @@
+"""What a run's shape is in the terms of a plot: aspect ratio, FFN ratio, taper, family."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from olmo_ext.compare.collect import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Features:
+    """Of one group; `None` where shape.json does not say."""
+
+    d_model: int | None = None
+    n_layers: int | None = None
+    widths: tuple[int, ...] = ()
+    """Inner FFN width per layer: d_ff summed over the sub-MLPs."""
+
+    sub_widths: tuple[tuple[int, ...], ...] = ()
+    attention_widths: tuple[int, ...] = ()
+    """heads * head_dim per layer."""
+
+    num_sub_mlps: int | None = None
+    ratio: float | None = None
+    """Mean d_ff of one sub-MLP over d_model."""
+
+    taper: str | None = None
+    """`cosine`, `linear`, ..., `groups`, or none for equal widths."""
+
+    taper_range: str | None = None
+    """`1.5-0.5`."""
+
+    family: str = "unknown"
+    """Groups of one family differ in size only (used for scaling)."""
+
+    non_embedding: int | None = None
+    total: int | None = None
+    attention: int | None = None
+    ffn: int | None = None
+    flops_per_token: float | None = None
+    flops_per_token_causal: float | None = None
+    kv_cache_bytes_per_token: float | None = None
+
+    @property
+    def aspect(self) -> float | None:
+        """d_model / n_layers."""
+        return self.d_model / self.n_layers if self.d_model and self.n_layers else None
+
+
+def features(run: Run) -> Features:
+    """Read a run's shape.json, and the taper rule from its config."""
+    shape = run.shape
+    layers = shape.get("layers") or []
+    if not layers:
+        return Features()
+    sub_widths = tuple(tuple(int(w) for w in layer["ffn"]["d_ff"]) for layer in layers)
+    widths = tuple(sum(layer) for layer in sub_widths)
+    attention = tuple(int(a["n_heads"]) * int(a["head_dim"]) for a in (layer["attention"] for layer in layers))
+    counts = shape.get("parameters") or {}
+    flops = shape.get("flops_per_token") or {}
+    subs = {len(layer) for layer in sub_widths}
+    taper, taper_range = _taper(run, widths)
+    mean = sum(widths) / sum(len(layer) for layer in sub_widths)
+    return Features(
+        d_model=shape.get("d_model"),
+        n_layers=len(layers),
+        widths=widths,
+        sub_widths=sub_widths,
+        attention_widths=attention,
+        num_sub_mlps=subs.pop() if len(subs) == 1 else None,
+        ratio=mean / shape["d_model"] if shape.get("d_model") else None,
+        taper=taper,
+        taper_range=taper_range,
+        family=_family(layers, sub_widths, taper, taper_range),
+        non_embedding=counts.get("non_embedding"),
+        total=counts.get("total"),
+        attention=counts.get("attention"),
+        ffn=counts.get("ffn"),
+        flops_per_token=flops.get("training"),
+        flops_per_token_causal=flops.get("training_causal"),
+        kv_cache_bytes_per_token=shape.get("kv_cache_bytes_per_token"),
+    )
+
+
+def _taper(run: Run, widths: tuple[int, ...]) -> tuple[str | None, str | None]:
+    model = run.config.get("model")
+    ffn = model.get("ffn") if isinstance(model, Mapping) else None
+    rule = ffn.get("taper") if isinstance(ffn, Mapping) else None
+    if isinstance(rule, Mapping):
+        if rule.get("schedule"):
+            start, end = rule.get("start"), rule.get("end")
+            both = start is not None and end is not None
+            return str(rule["schedule"]), f"{float(start):g}–{float(end):g}" if both else None
+        if rule.get("groups"):
+            return "groups", "/".join(f"{float(g):g}" for g in rule["groups"])
+    return ("widths", None) if len(set(widths)) > 1 else (None, None)
+
+
+def _family(
+    layers: list[dict[str, Any]], sub_widths: tuple[tuple[int, ...], ...], taper: str | None, taper_range: str | None
+) -> str:
+    types = sorted({layer["ffn"]["type"] for layer in layers})
+    parts = ["+".join(types)]
+    subs = sorted({len(layer) for layer in sub_widths})
+    if subs != [1]:
+        parts.append("K=" + "/".join(map(str, subs)))
+    if taper:
+        parts.append(f"{taper} {taper_range or ''}".strip())
+    mixers = sorted({layer["attention"]["type"] for layer in layers})
+    if mixers != ["softmax"]:
+        parts.append("+".join(mixers) + " attention")
+    return ", ".join(parts)
