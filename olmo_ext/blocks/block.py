@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from olmo.config import ActivationCheckpointingStrategy
@@ -58,9 +58,9 @@ class ShapedBlock(OLMoBlock):
         check_parameters(self.sub_mlps, f"FFN type {layer.ffn.type!r}")
 
     @property
-    def attention(self) -> nn.Module:  # type: ignore[override]
+    def attention(self) -> nn.Module:
         """The mixer. OLMoBlock has a method of this name, which would hide a plain submodule."""
-        return self._modules["attention"]
+        return cast(nn.Module, self._modules["attention"])
 
     def reset_parameters(self) -> None:
         for name, module in self.named_children():
