@@ -1,0 +1,272 @@
+"""Checkpoints on disk: complete or absent.
+
+    checkpoints/step<N>/model.safetensors  optimizer.safetensors  rng.safetensors  train_state.json  config.yaml
+                        complete.json      (written last: every file's size and sha256)
+    checkpoints/latest -> step<N>
+
+A checkpoint is written in `step<N>.aside.<pid>`, fsynced, marked and renamed; `latest` is replaced atomically; older
+checkpoints are removed only afterwards. Nothing is pickled, and nothing depends on the number of ranks.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from olmo_ext.errors import InputError, WorkError
+from olmo_ext.files import sha256_of_file, sync_directory
+from olmo_ext.quantities import format_bytes
+
+MODEL, OPTIMIZER, RNG = "model.safetensors", "optimizer.safetensors", "rng.safetensors"
+TRAIN_STATE, CONFIG, MARKER = "train_state.json", "config.yaml", "complete.json"
+FORMAT = 1
+STEP_NAME = re.compile(r"step(\d+)")
+ASIDE_NAME = re.compile(r"step\d+\.(aside|replaced)\.\d+|\.latest\.\d+\.aside")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """All that is saved of one step, in this process' memory."""
+
+    step: int
+    tensors: Mapping[str, Mapping[str, Any]]
+    """File name -> tensor name -> CPU tensor."""
+
+    texts: Mapping[str, str]
+    """File name -> content."""
+
+
+def incomplete_because(path: Path, *, verify: bool) -> str | None:
+    """Why a checkpoint folder cannot be used, in words, or None.
+
+    :param verify: whether every file's sha256 is compared too, not its size alone.
+    """
+    try:
+        marker = json.loads((path / MARKER).read_text())
+        files = {name: (entry["size"], entry["sha256"]) for name, entry in marker["files"].items()}
+    except FileNotFoundError:
+        return f"no {MARKER}: the save did not end"
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return f"{MARKER} is torn"
+    for needed in (MODEL, OPTIMIZER, TRAIN_STATE):
+        if needed not in files:
+            return f"{MARKER} does not list {needed}"
+    for name, (size, digest) in files.items():
+        try:
+            found = (path / name).stat().st_size
+        except OSError:
+            return f"{name} is missing"
+        if found != size:
+            return f"{name} has {found} bytes of {size}"
+        if verify and sha256_of_file(path / name) != digest:
+            return f"{name} is damaged: its sha256 differs"
+    return None
+
+
+def require_complete(path: Path) -> None:
+    """:raises InputError: if `path` is no complete checkpoint of ours."""
+    reason = incomplete_because(path, verify=True) if path.is_dir() else "no such folder"
+    if reason:
+        raise InputError(reason, where=str(path), right="name a checkpoints/step<N> folder of a run")
+
+
+def read_train_state(path: Path) -> dict[str, Any]:
+    state = json.loads((path / TRAIN_STATE).read_text())
+    if state.get("format") != FORMAT:
+        raise InputError(f"checkpoint format {state.get('format')}", where=str(path), right=f"format {FORMAT}")
+    return state
+
+
+def load_model_state(path: Path) -> dict[str, Any]:
+    """The model's tensors of a complete checkpoint, on the CPU, by OLMo's parameter names."""
+    from safetensors.torch import load_file
+
+    return load_file(path / MODEL)
+
+
+def load_optimizer_state(path: Path) -> dict[str, dict[str, Any]]:
+    """Parameter name -> state name (`exp_avg`, `exp_avg_sq`, `step` ...) -> CPU tensor."""
+    from safetensors.torch import load_file
+
+    state: dict[str, dict[str, Any]] = {}
+    for key, tensor in load_file(path / OPTIMIZER).items():
+        kind, _, name = key.partition("/")
+        state.setdefault(name, {})[kind] = tensor
+    return state
+
+
+class CheckpointStore:
+    """The `checkpoints` folder of one run.
+
+    :param report: called with one line for everything that is skipped or removed.
+    """
+
+    def __init__(self, path: Path, *, report: Callable[[str], None] = print) -> None:
+        self.path = path
+        self._report = report
+
+    def folder(self, step: int) -> Path:
+        return self.path / f"step{step}"
+
+    def steps(self) -> list[int]:
+        """Steps of all folders, complete or not, in ascending order."""
+        if not self.path.is_dir():
+            return []
+        found = [STEP_NAME.fullmatch(entry.name) for entry in self.path.iterdir() if not entry.is_symlink()]
+        return sorted(int(match[1]) for match in found if match)
+
+    def newest_complete(self, *, verify: bool = True) -> Path | None:
+        """The newest usable checkpoint; every newer folder that is passed over is reported with the reason."""
+        for step in reversed(self.steps()):
+            reason = incomplete_because(self.folder(step), verify=verify)
+            if reason is None:
+                return self.folder(step)
+            self._report(f"skipping checkpoint {self.folder(step)}: {reason}")
+        return None
+
+    def remove_leftovers(self) -> None:
+        """Remove what a kill inside a save has left; such a folder is never a checkpoint."""
+        if not self.path.is_dir():
+            return
+        for entry in sorted(self.path.iterdir()):
+            if ASIDE_NAME.fullmatch(entry.name):
+                self._report(f"removing {entry}: a save that did not end")
+                if entry.is_symlink() or entry.is_file():
+                    entry.unlink()
+                else:
+                    shutil.rmtree(entry)
+
+    def write(self, snapshot: Snapshot) -> int:
+        """Write one checkpoint and point `latest` at it; returns its bytes.
+
+        :raises WorkError: if it cannot be written; what was there before is untouched.
+        """
+        target = self.folder(snapshot.step)
+        aside = self.path / f"{target.name}.aside.{os.getpid()}"
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir()
+            size = _write_files(aside, snapshot)
+            self._put_in_place(aside, target)
+        except Exception as error:
+            shutil.rmtree(aside, ignore_errors=True)
+            full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
+            if not full and not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
+                raise
+            free = f", {format_bytes(shutil.disk_usage(self.path).free)} free" if self.path.is_dir() else ""
+            reason = f"the disk is full{free}" if full else str(error)
+            raise WorkError(
+                f"{target}: the checkpoint of step {snapshot.step} could not be written: {reason};"
+                " the older checkpoints are untouched"
+            ) from None
+        return size
+
+    def _put_in_place(self, aside: Path, target: Path) -> None:
+        replaced = self.path / f"{target.name}.replaced.{os.getpid()}"
+        if target.exists():
+            # Only met after falling back behind this step: its folder is torn, or repeats what is written now.
+            os.rename(target, replaced)
+        os.rename(aside, target)
+        sync_directory(self.path)
+        link = self.path / f".latest.{os.getpid()}.aside"
+        link.unlink(missing_ok=True)
+        os.symlink(target.name, link)
+        os.replace(link, self.path / "latest")
+        sync_directory(self.path)
+        shutil.rmtree(replaced, ignore_errors=True)
+
+    def retain(self, *, permanent: Callable[[int], bool], keep: int) -> None:
+        """Remove checkpoints that retention does not name. Call it after a complete write only.
+
+        The newest complete one is always kept. Of the others, those at `permanent` steps are kept: all of them for
+        `keep` -1, else the newest `keep` (the newest complete one counts if it is permanent).
+        """
+        complete = [step for step in self.steps() if incomplete_because(self.folder(step), verify=False) is None]
+        if not complete:
+            return
+        permanents = [step for step in complete if permanent(step)]
+        kept = {complete[-1], *(permanents if keep < 0 else permanents[len(permanents) - keep :] if keep else [])}
+        for step in complete:
+            if step not in kept:
+                # Renamed first: a kill inside the removal leaves nothing that looks like a checkpoint.
+                doomed = self.path / f"step{step}.replaced.{os.getpid()}"
+                os.rename(self.folder(step), doomed)
+                shutil.rmtree(doomed)
+
+
+def _write_files(folder: Path, snapshot: Snapshot) -> int:
+    """Write and fsync every file, then the marker; each file is hashed while the next is written."""
+    from safetensors.torch import save_file
+
+    with ThreadPoolExecutor(max_workers=1) as hasher:
+        digests: dict[str, Future[str]] = {}
+        for name, tensors in snapshot.tensors.items():
+            path = folder / name
+            save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path)
+            digests[name] = hasher.submit(sha256_of_file, path)
+            _sync_file(path)
+        for name, text in snapshot.texts.items():
+            path = folder / name
+            path.write_text(text)
+            _sync_file(path)
+            digests[name] = hasher.submit(sha256_of_file, path)
+        files = {
+            name: {"size": (folder / name).stat().st_size, "sha256": digest.result()}
+            for name, digest in digests.items()
+        }
+    marker = folder / MARKER
+    marker.write_text(json.dumps({"format": FORMAT, "step": snapshot.step, "files": files}, indent=1) + "\n")
+    _sync_file(marker)
+    sync_directory(folder)
+    return sum(entry["size"] for entry in files.values())
+
+
+def _sync_file(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def estimated_bytes(num_parameters: int, *, optimizer_states: int = 2) -> int:
+    """Size of one checkpoint: fp32 weights and `optimizer_states` fp32 moments."""
+    return 4 * num_parameters * (1 + optimizer_states)
+
+
+def check_space(path: Path, *, size: int, kept: int | None) -> str | None:
+    """Compare what the run will write with the free space.
+
+    :param size: bytes of one checkpoint.
+    :param kept: checkpoints that are kept at the end, or None for all of an unknown number.
+    :returns: a warning, or None.
+    :raises InputError: if not even one checkpoint and the next one beside it fit.
+    """
+    probe = path
+    while not probe.exists():
+        probe = probe.parent
+    free = shutil.disk_usage(probe).free
+    already = sum(file.stat().st_size for file in path.glob("step*/*") if file.is_file()) if path.is_dir() else 0
+    least = max(2 * size - already, size)
+    if free < least:
+        raise InputError(
+            f"a checkpoint takes {format_bytes(size)}, the next one is written beside it, and"
+            f" {format_bytes(free)} are free",
+            where=str(probe),
+            right="free space, or another run directory",
+        )
+    if kept is not None and (kept + 1) * size - already > free:
+        return (
+            f"{kept} checkpoints of {format_bytes(size)} will not fit into the {format_bytes(free)} free in {probe}:"
+            " lower save_num_checkpoints_to_keep or raise save_interval"
+        )
+    return None

@@ -1,0 +1,175 @@
+"""Evaluations during training that give the same number on any number of ranks."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from olmo.config import EvaluatorConfig, EvaluatorType, TrainConfig
+from olmo.data import DataCollator, build_memmap_dataset
+from olmo.eval import Evaluator, build_downstream_evaluator, label_to_task_map
+from torch.utils.data import DataLoader, Dataset
+
+from olmo_ext.errors import InputError
+
+PADDING = -1
+"""Index of an instance that only keeps ranks in step: it is masked out."""
+
+
+@dataclass
+class LanguageModelEvaluator(Evaluator):
+    """Mean loss over the labels that count, all ranks together, summed in float64.
+
+    Upstream repeats instances to fill the ranks, averages instances instead of tokens, and counts masked labels.
+    """
+
+    groups: list[str] = field(default_factory=list)
+    """Labels of the reported numbers: the evaluator's own, or one per entry of `data.datasets`."""
+
+    device: torch.device = torch.device("cpu")
+    sums: torch.Tensor | None = None
+    """[groups, 2]: summed loss, number of labels."""
+
+    def reset_metrics(self) -> None:
+        self.sums = torch.zeros(len(self.groups), 2, dtype=torch.float64, device=self.device)
+
+    def update_metrics(self, batch: dict[str, Any], ce_loss: torch.Tensor, logits: torch.Tensor) -> None:
+        """:param ce_loss: [instances, positions - 1], zero where no label counts."""
+        del logits
+        assert self.sums is not None
+        totals = torch.stack([ce_loss.double().sum(-1), batch["predicted"].double().sum(-1)], dim=-1)
+        group = [self.groups.index(metadata.get("label", self.label)) for metadata in batch["metadata"]]
+        self.sums.index_add_(0, torch.tensor(group, device=self.device), totals)
+
+    def compute_metrics(self) -> dict[str, float]:
+        assert self.sums is not None
+        sums = self.sums.clone()
+        if dist.is_initialized():
+            dist.all_reduce(sums)
+        metrics: dict[str, float] = {}
+        for group, (loss_sum, labels) in zip(self.groups, sums.tolist(), strict=True):
+            if labels:
+                loss = loss_sum / labels
+                metrics[f"eval/{group}/CrossEntropyLoss"] = loss
+                metrics[f"eval/{group}/Perplexity"] = math.exp(loss) if loss < 700 else math.inf
+                metrics[f"eval/{group}/tokens"] = labels
+        return metrics
+
+
+@dataclass
+class DownstreamEvaluator(Evaluator):
+    """Upstream's task metric, which counts each item once, with the number of items beside it."""
+
+    num_items: int | None = None
+
+    def compute_metrics(self) -> dict[str, float]:
+        metrics = super().compute_metrics()
+        if self.num_items is not None:
+            metrics[f"eval/downstream/{self.label}_items"] = self.num_items
+        return metrics
+
+
+class _Instances(Dataset):
+    """A map-style dataset in which `PADDING` gives a masked instance."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        item = dict(self._dataset[max(index, 0)], index=max(index, 0))
+        item["instance_mask"] = bool(item.get("instance_mask", True)) and index != PADDING
+        return item
+
+
+def batches_of_rank(indices: list[int], *, batch_size: int, world_size: int, rank: int) -> Iterator[list[int]]:
+    """One rank's batches; every rank gets as many, of the same sizes, the last ones filled up with `PADDING`."""
+    for start in range(0, len(indices), batch_size * world_size):
+        part = indices[start : start + batch_size * world_size]
+        size = math.ceil(len(part) / world_size)
+        own = part[rank * size : (rank + 1) * size]
+        yield own + [PADDING] * (size - len(own))
+
+
+def build_language_model_evaluator(
+    cfg: TrainConfig, config: EvaluatorConfig, *, device: torch.device, world_size: int, rank: int
+) -> LanguageModelEvaluator:
+    """:raises InputError: if the evaluator names no data, or the data holds no instance."""
+    where = f"evaluators, {config.label}"
+    if not config.data.paths and not config.data.datasets:
+        raise InputError("no data", where=where, right="data.paths or data.datasets")
+    try:
+        dataset = build_memmap_dataset(cfg, config.data)
+        num_instances = len(dataset)
+    except FileNotFoundError as error:
+        raise InputError(f"no such file: {error.filename or error}", where=where) from None
+    if num_instances == 0:
+        raise InputError(f"the files hold fewer than {cfg.model.max_sequence_length} tokens, no instance", where=where)
+    batch_size = config.device_eval_batch_size or cfg.device_eval_batch_size
+    indices = list(range(num_instances))
+    subset = config.subset_num_batches if config.subset_num_batches is not None else cfg.eval_subset_num_batches
+    if subset > 0 and subset * batch_size < num_instances:
+        # `subset_num_batches` counts batches of one device, so that the subset is the same on any number of ranks.
+        order = np.random.Generator(np.random.PCG64(config.data.seed or 0)).permutation(num_instances)
+        indices = sorted(order[: subset * batch_size].tolist())
+    batches = list(batches_of_rank(indices, batch_size=batch_size, world_size=world_size, rank=rank))
+    loader: Any = DataLoader(
+        _Instances(dataset),
+        batch_sampler=batches,
+        collate_fn=DataCollator(pad_direction=config.data.pad_direction, pad_token_id=cfg.model.pad_token_id),
+        num_workers=config.data.num_workers,
+        pin_memory=config.data.pin_memory and device.type == "cuda",
+        timeout=config.data.timeout,
+    )
+    return LanguageModelEvaluator(
+        label=config.label,
+        type=EvaluatorType.lm,
+        eval_loader=loader,
+        eval_metric={},
+        subset_num_batches=-1,
+        groups=sorted(config.data.datasets) if config.data.datasets else [config.label],
+        device=device,
+    )
+
+
+def build_task_evaluator(cfg: TrainConfig, config: EvaluatorConfig, tokenizer: Any, device: torch.device) -> Evaluator:
+    """:raises InputError: for a label that names none of upstream's tasks."""
+    if config.label not in label_to_task_map:
+        near = difflib.get_close_matches(config.label, label_to_task_map, n=3)
+        right = f"did you mean {' or '.join(near)}?" if near else "one of olmo.eval.label_to_task_map"
+        raise InputError(f"no downstream task {config.label!r}", where="evaluators", right=right)
+    built = build_downstream_evaluator(cfg, config, tokenizer, device)
+    whole = built.subset_num_batches is None and cfg.eval_subset_num_batches <= 0
+    samples = getattr(built.eval_loader.dataset, "samples", None)
+    return DownstreamEvaluator(
+        label=built.label,
+        type=built.type,
+        eval_loader=built.eval_loader,
+        eval_metric=built.eval_metric,
+        subset_num_batches=built.subset_num_batches,
+        num_items=len({sample["doc_id"] for sample in samples}) if whole and samples else None,
+    )
+
+
+def build_evaluators(cfg: TrainConfig, *, device: torch.device, world_size: int, rank: int) -> list[Evaluator]:
+    """All evaluators of the config. The tokenizer is loaded only where a downstream task needs it: it may be a name
+    that only the network knows."""
+    evaluators: list[Evaluator] = []
+    tokenizer = None
+    for config in cfg.evaluators:
+        if config.type == EvaluatorType.lm:
+            evaluators.append(
+                build_language_model_evaluator(cfg, config, device=device, world_size=world_size, rank=rank)
+            )
+            continue
+        if tokenizer is None:
+            from olmo.tokenizer import Tokenizer
+
+            tokenizer = Tokenizer.from_train_config(cfg)
+        evaluators.append(build_task_evaluator(cfg, config, tokenizer, device))
+    return evaluators

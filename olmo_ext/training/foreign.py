@@ -1,0 +1,124 @@
+"""Checkpoints that a run may start from: ours, OLMo's unsharded ones, and Hugging Face folders. Nothing is unpickled
+beyond plain tensors and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from olmo_ext.errors import InputError
+from olmo_ext.training import checkpoint as files
+from olmo_ext.training.state import OptimizerState, Tensors
+
+
+@dataclass(kw_only=True)
+class Found:
+    """What a checkpoint gives; `None` where it was not asked for."""
+
+    weights: Tensors
+    moments: OptimizerState | None = None
+    state: Mapping[str, Any] | None = None
+    """`step`, `tokens`, `epoch`, `examples_seen_this_epoch`."""
+
+
+def load_foreign(path: Path, *, with_optimizer: bool, with_position: bool) -> Found:
+    """Read the parts that are asked for.
+
+    :param with_optimizer: False for `reset_optimizer_state`.
+    :param with_position: False for `reset_trainer_state`.
+    :raises InputError: if `path` is no checkpoint, or lacks a part that is asked for.
+    """
+    if "://" in str(path):
+        raise InputError("checkpoints are read from disks only", where=f"load_path {path}", right="download it first")
+    if path.name == "latest":
+        path = path.resolve()
+    if (path / files.MARKER).is_file():
+        return _ours(path, with_optimizer=with_optimizer, with_position=with_position)
+    if (path / "model.pt").is_file():
+        return _olmo_unsharded(path, with_optimizer=with_optimizer, with_position=with_position)
+    if (path / "config.json").is_file():
+        return _hugging_face(path, with_optimizer=with_optimizer, with_position=with_position)
+    raise InputError(
+        "no checkpoint",
+        where=f"load_path {path}",
+        right="a checkpoints/step<N> folder, an unsharded OLMo checkpoint (model.pt), or a Hugging Face folder",
+    )
+
+
+def _ours(path: Path, *, with_optimizer: bool, with_position: bool) -> Found:
+    files.require_complete(path)
+    return Found(
+        weights=files.load_model_state(path),
+        moments=files.load_optimizer_state(path) if with_optimizer else None,
+        state=files.read_train_state(path) if with_position else None,
+    )
+
+
+def _load_plain(path: Path) -> Any:
+    """:raises InputError: if the file holds more than tensors, numbers and text."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except FileNotFoundError:
+        raise InputError("no such file", where=str(path)) from None
+    except Exception as error:  # noqa: BLE001  (torch raises many kinds)
+        raise InputError(
+            f"cannot be read as plain tensors ({str(error).splitlines()[0]})",
+            where=str(path),
+            right="files that would run code when loaded are refused",
+        ) from None
+
+
+def _olmo_unsharded(path: Path, *, with_optimizer: bool, with_position: bool) -> Found:
+    if with_position:
+        # train.pt holds paths and pickled random state; torch refuses it as data, and we do not run it.
+        raise InputError(
+            "the step of an OLMo checkpoint is in train.pt, which only unpickling could read",
+            where=f"load_path {path}",
+            right="reset_trainer_state: true",
+        )
+    weights = {_clean(name): tensor for name, tensor in _load_plain(path / "model.pt").items()}
+    moments = _olmo_moments(_load_plain(path / "optim.pt"), path) if with_optimizer else None
+    return Found(weights=weights, moments=moments)
+
+
+def _olmo_moments(content: Mapping[str, Any], path: Path) -> OptimizerState:
+    """Optimizer state by parameter name: FSDP saves names, DDP the numbers that `param_groups` gives names to."""
+    names: dict[Any, str] = {}
+    for group in content["param_groups"]:
+        names.update(zip(group["params"], group.get("param_names", group["params"]), strict=True))
+    found: OptimizerState = {}
+    for key, own in content["state"].items():
+        name = names.get(key, key)
+        if not isinstance(name, str):
+            raise InputError(
+                f"no name for parameter {key}", where=str(path / "optim.pt"), right="reset_optimizer_state: true"
+            )
+        found[_clean(name)] = {
+            kind: value if isinstance(value, torch.Tensor) else torch.tensor(float(value))
+            for kind, value in own.items()
+        }
+    return found
+
+
+def _clean(name: str) -> str:
+    return name.replace("_fsdp_wrapped_module.", "").removeprefix("module.")
+
+
+def _hugging_face(path: Path, *, with_optimizer: bool, with_position: bool) -> Found:
+    if with_optimizer or with_position:
+        raise InputError(
+            "a Hugging Face folder holds weights only",
+            where=f"load_path {path}",
+            right="reset_optimizer_state: true and reset_trainer_state: true",
+        )
+    try:
+        from olmo_ext.export.reading import olmo_state_from_hugging_face
+    except ImportError:
+        raise InputError(
+            "Hugging Face folders are not read here", where=f"load_path {path}", right="`olmo-ext import` it first"
+        ) from None
+    return Found(weights=olmo_state_from_hugging_face(path))

@@ -1,0 +1,512 @@
+"""One attempt of a run: builds the parts, restores, trains, saves, and leaves a state that says what happened."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import os
+import time
+import traceback
+from contextlib import ExitStack
+from typing import Any, TextIO
+
+import torch
+from olmo.config import DistributedStrategy
+from olmo.optim import build_optimizer, build_scheduler
+from olmo.torch_util import seed_all
+
+from olmo_ext.config import RunConfig
+from olmo_ext.data.loader import build_train_loader, compare_fingerprints, data_fingerprint, evaluation_fingerprints
+from olmo_ext.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, InputError, OlmoExtError, WorkError
+from olmo_ext.rundir import RunDirectory, RunState
+from olmo_ext.schedule import batch_per_rank, learning_rate_warnings, run_length
+from olmo_ext.training import checkpoint as files
+from olmo_ext.training import metrics as lines
+from olmo_ext.training import wandb_run
+from olmo_ext.training.distributed import Ranks, agree, any_rank, build_wrapped_model, effective_precision
+from olmo_ext.training.evaluators import build_evaluators
+from olmo_ext.training.profiling import torch_profiler
+from olmo_ext.training.provenance import build_provenance, processor_name, shape_json, slurm_job
+from olmo_ext.training.restore import Restorer
+from olmo_ext.training.signals import StopRequest, TimeLimit, scheduler_end_time
+from olmo_ext.training.state import gather, gather_random_state
+from olmo_ext.upstream.training import RunTrainer, loop_settings, train_config
+
+log = logging.getLogger("olmo_ext.training")
+
+ASSUMED_WRITE_RATE = 200e6
+"""Bytes per second, before a save was measured."""
+
+HEARTBEAT_SECONDS = 15.0
+
+
+class Session:
+    """The hooks of one attempt (see `olmo_ext.upstream.training.Hooks`). Built on every rank; rank 0 writes."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        directory: RunDirectory,
+        stop: StopRequest,
+        ranks: Ranks,
+        progress: bool | None,
+    ) -> None:
+        self.config, self.values = config, config.values
+        self.directory, self.stop, self.ranks = directory, stop, ranks
+        self.progress = progress
+        self.state = RunState()
+        self.store = files.CheckpointStore(directory.checkpoints, report=self.say)
+        self.reporter: lines.Reporter | None = None
+        self.throughput = lines.Throughput()
+        self.final_reason: str | None = None
+        """Why the run stops for good although it is not done."""
+
+        self.stop_reason: str | None = None
+        self.save_seconds: float | None = None
+        self.step_seconds = 0.0
+        self._heartbeat = 0.0
+        self._indices: TextIO | None = None
+        self._profiler: Any = None
+
+    # -- the attempt -----------------------------------------------------------------------------------------------
+
+    def run(self) -> int:
+        """Returns the exit code; a failure is written to `state.json` and raised."""
+        with ExitStack() as stack:
+            self._open(stack)
+            try:
+                return self._attempt(stack)
+            except KeyboardInterrupt:
+                self._fail("interrupted")
+                raise
+            except OlmoExtError as error:
+                self._fail(str(error))
+                raise
+            except Exception as error:
+                log.error("%s", traceback.format_exc())
+                other = self._other_rank_failure()
+                self._fail(other or f"{type(error).__name__}: {error}")
+                if other:
+                    raise WorkError(other) from None
+                raise
+
+    def _open(self, stack: ExitStack) -> None:
+        before = self.directory.read_state()
+        attempt = agree(before.attempt + 1, self.ranks)
+        self.state = RunState(status="running", attempt=attempt, step=before.step, slurm_job=slurm_job())
+        name = f"attempt{attempt}-rank{self.ranks.rank}"
+        handler = lines.open_log(self.directory.logs / f"{name}.log")
+        stack.callback(lines.close_log, handler)
+        logging.captureWarnings(True)
+        stack.callback(logging.captureWarnings, False)
+        self._failure_path = self.directory.logs / f"{name}.failure"
+        self.stop.on_leave = lambda: self._fail("a second Ctrl-C, before a checkpoint was written")
+
+    def _attempt(self, stack: ExitStack) -> int:
+        values, ranks = self.values, self.ranks
+        where = str(self.config.source or self.directory.path)
+        per_rank = batch_per_rank(values, ranks.world_size, where=where)
+        data = data_fingerprint(values)
+        length = run_length(values, instances=data["instances"], where=where)
+        self.state.max_steps = length.steps
+        self._check_space()
+        if ranks.is_first:
+            self._write_description(data)
+            self.directory.write_state(self.state)
+        cfg = train_config(self.config)
+        cfg.precision = effective_precision(cfg.precision, ranks.device)
+        cfg.distributed_strategy = cfg.distributed_strategy or DistributedStrategy.ddp
+        loop_settings(cfg, per_rank=per_rank, save_folder=str(self.directory.path))
+        self.reporter = lines.Reporter(speaks=ranks.is_first, total=length.steps, progress=self.progress)
+        stack.callback(self.reporter.close)
+        for warning in learning_rate_warnings(values, length):
+            self.say(f"note: {warning}")
+        if values["precision"] not in (None, cfg.precision):
+            self.say(f"note: {cfg.precision} instead of {values['precision']} on this device")
+
+        seed_all(values["seed"])
+        # Skipped batches are data too: the loader may make only the part of the order that the run needs.
+        skipped = values["fast_forward_batches"] or 0
+        loader_values = {**values, "max_duration": length.steps + skipped} if skipped else values
+        loader = build_train_loader(
+            loader_values, rank=ranks.rank, world_size=ranks.world_size, work_dir=self.directory.path / "order"
+        )
+        evaluators = build_evaluators(cfg, device=ranks.device, world_size=ranks.world_size, rank=ranks.rank)
+        model, wrapped = build_wrapped_model(self.config, cfg, ranks)
+        # Dropout differs between ranks, and does not depend on how the weights were drawn.
+        seed_all((values["seed"] + ranks.rank) % 2**32)
+        trainer = RunTrainer(
+            cfg=cfg,
+            epoch=cfg.epoch,
+            model=model,
+            dist_model=wrapped,
+            optim=build_optimizer(cfg, wrapped),
+            scheduler=build_scheduler(cfg),
+            train_loader=loader,
+            device=ranks.device,
+            evaluators=evaluators,
+            hooks=self,
+        )
+        self.trainer = trainer
+        self.data = data
+        self._open_indices(stack)
+        done = self._restore()
+        trainer.stop_step = self._stop_step(length.steps)
+        self.time_limit = TimeLimit(seconds=values["time_limit"], end_time=scheduler_end_time())
+        strategy = str(cfg.distributed_strategy)
+        place = f"{self._device_name()} ({ranks.world_size} x {strategy}, {cfg.precision})"
+        self.say(
+            lines.start_line(
+                name=self.directory.name,
+                counts=self.config.counts,
+                steps=length.steps,
+                tokens_per_step=length.tokens_per_step,
+                done=done,
+                where=place,
+            )
+        )
+        self._start_recording(stack, done)
+        stack.callback(trainer.close)
+        return self._train()
+
+    def _train(self) -> int:
+        trainer = self.trainer
+        if any_rank(self.stop.is_set, self.ranks):
+            # Nothing was trained yet, so the checkpoint that is there, or the seed, is all there is to keep.
+            return self._end(EXIT_REQUEUE, "requeued", self.stop.reason or "a signal on another rank")
+        if self._evaluation_is_due():
+            trainer.eval()
+            trainer.dist_model.train()
+        profile = self.values["torch_profiling"] and self.ranks.is_first
+        self._profiler = torch_profiler(self.directory.path / "profiler", self.ranks.device) if profile else None
+        if self._profiler is not None:
+            with self._profiler:
+                trainer.fit()
+        else:
+            trainer.fit()
+        if self.final_reason is not None:
+            self._end(EXIT_FAILED, "failed", self.final_reason)
+            raise WorkError(f"stopped at step {trainer.global_step}: {self.final_reason}")
+        if self.stop_reason is not None and trainer.global_step < trainer.stop_step:
+            return self._end(EXIT_REQUEUE, "requeued", self.stop_reason)
+        if self.ranks.is_first and self.store.newest_complete(verify=False) != self.store.folder(trainer.global_step):
+            raise WorkError(f"no checkpoint of the last step {trainer.global_step}")
+        if self._evaluation_is_due():
+            # A signal in the last step: upstream's loop left without its evaluation.
+            trainer.eval()
+        return self._end(EXIT_DONE, "done", "")
+
+    def _end(self, code: int, status: str, reason: str) -> int:
+        trainer = self.trainer
+        text = lines.end_line(
+            step=trainer.global_step, tokens=trainer.global_train_tokens_seen, seconds=trainer.seconds
+        )
+        self.say(f"{text}; {status}{f': {reason}' if reason else ''}")
+        self.state.status, self.state.reason = status, reason
+        if status == "done":
+            self.state.step = trainer.global_step
+        if self.ranks.is_first:
+            self.directory.write_state(self.state)
+            self.wandb_run.finish(code)
+        return code
+
+    def _fail(self, reason: str) -> None:
+        """Leave the reason where the next one looks: rank 0's in state.json, others' beside their log."""
+        self.state.status, self.state.reason = "failed", reason
+        try:
+            if self.ranks.is_first:
+                self.directory.write_state(self.state)
+                if (run := getattr(self, "wandb_run", None)) is not None:
+                    run.finish(EXIT_FAILED)
+            else:
+                self._failure_path.write_text(f"rank {self.ranks.rank}: {reason}\n")
+        except OSError as error:
+            log.error("state not written: %s", error)
+
+    def _other_rank_failure(self) -> str | None:
+        """What another rank failed with: this rank has only seen its connection close."""
+        if not self.ranks.is_first or self.ranks.world_size == 1:
+            return None
+        deadline = time.monotonic() + 3.0
+        while time.monotonic() < deadline:
+            for path in sorted(self.directory.logs.glob(f"attempt{self.state.attempt}-rank*.failure")):
+                if text := path.read_text().strip():
+                    return text
+            time.sleep(0.1)
+        return None
+
+    def say(self, text: str) -> None:
+        if self.reporter is not None:
+            self.reporter.say(text)
+        else:
+            log.info(text)
+            if self.ranks.is_first:
+                print(text, flush=True)
+
+    # -- what is written at the start ------------------------------------------------------------------------------
+
+    def _device_name(self) -> str:
+        return torch.cuda.get_device_name() if self.ranks.device.type == "cuda" else processor_name()
+
+    def _write_description(self, data: dict[str, Any]) -> None:
+        provenance = build_provenance(
+            device=self._device_name(),
+            world_size=self.ranks.world_size,
+            data={
+                "fingerprint": data["fingerprint"],
+                "tokenizer": self.values["tokenizer"]["identifier"],
+                "order_seed": data["order_seed"],
+                "instances": data["instances"],
+                "evaluation": evaluation_fingerprints(self.values),
+            },
+        )
+        self.provenance, self.shape = provenance, shape_json(self.config)
+        self.directory.write_config(self.values)
+        self.directory.write_shape(self.shape)
+        self.directory.write_provenance(provenance)
+
+    def _start_recording(self, stack: ExitStack, done: int) -> None:
+        self.wandb_run: Any = wandb_run.NullRun()
+        if not self.ranks.is_first:
+            return
+        sweep = self.directory.path.resolve().parent
+        self.wandb_run = wandb_run.start(
+            self.values,
+            run_directory=self.directory,
+            shape=self.shape,
+            provenance=self.provenance,
+            sweep=sweep.name if (sweep / "sweep.json").is_file() else None,
+            attempt=self.state.attempt,
+        )
+        self.recorder = lines.Recorder(
+            self.directory,
+            attempt=self.state.attempt,
+            flops_per_token=self.config.counts.training_flops_per_token,
+            wandb_run=self.wandb_run,
+        )
+        self._record("attempt", {})
+
+    def _check_space(self) -> None:
+        if not self.ranks.is_first:
+            return
+        size = files.estimated_bytes(self.config.counts.total)
+        keep = self.values["save_num_checkpoints_to_keep"]
+        interval = self.values["save_interval"]
+        many = self.state.max_steps // interval + 1 if interval else 1
+        kept = many if keep < 0 else min(keep, many)
+        if warning := files.check_space(self.directory.checkpoints, size=size, kept=max(kept, 1)):
+            self.say(f"note: {warning}")
+
+    def _open_indices(self, stack: ExitStack) -> None:
+        if self.values["save_data_indices"]:
+            path = self.directory.logs / f"attempt{self.state.attempt}-rank{self.ranks.rank}.samples.tsv.gz"
+            self._indices = stack.enter_context(gzip.open(path, "wt", compresslevel=1))
+
+    # -- restoring -------------------------------------------------------------------------------------------------
+
+    def _restore(self) -> int:
+        """Bring trainer, data and random state to where the run was left; returns the step."""
+        restorer = Restorer(self.trainer, values=self.values, ranks=self.ranks, say=self.say)
+        own: Any = None
+        if self.ranks.is_first:
+            self.store.remove_leftovers()
+            own = self.store.newest_complete()
+        own = agree(own, self.ranks)
+        if own is not None:
+            state = restorer.from_own(own)
+            if state.get("data") is not None and (differences := compare_fingerprints(state["data"], self.data)):
+                raise InputError(
+                    f"the data is not what this run was trained on: {'; '.join(differences)}",
+                    where=str(own),
+                    right="files may move, but their content, their order and the settings must stay",
+                )
+            self.save_seconds = state.get("save_seconds")
+        elif self.values["load_path"]:
+            restorer.from_elsewhere(self.values["load_path"])
+        else:
+            restorer.fresh()
+        self.state.step = self.trainer.global_step if own is not None else 0
+        return self.trainer.global_step
+
+    def _stop_step(self, steps: int) -> int:
+        """Where this run ends. `stop_after` counts from where a warm start begins."""
+        after = self.values["stop_after"]
+        return steps if after is None else min(steps, self.trainer.first_step + after)
+
+    # -- hooks -----------------------------------------------------------------------------------------------------
+
+    def stop_requested(self, step: int) -> str | None:
+        if self._profiler is not None:
+            self._profiler.step()
+        if not self.ranks.is_first:
+            return self.stop.reason
+        if self.time_limit.is_reached(save_seconds=self._expected_save_seconds(), step_seconds=self.step_seconds):
+            self.stop.request("time limit")
+        factor = self.values["early_stopping_factor"]
+        trainer = self.trainer
+        if factor is not None and step > self.values["scheduler"]["t_warmup"]:
+            if trainer.cur_train_loss > factor * trainer.min_train_loss:
+                self.final_reason = (
+                    f"early stopping: loss {trainer.cur_train_loss:.4f} against its least {trainer.min_train_loss:.4f}"
+                )
+        if (cancelled := self.wandb_run.cancel_requested) is not None:
+            self.final_reason = f"cancelled on W&B: {cancelled}"
+        return self.final_reason or self.stop.reason
+
+    def stopping(self, reason: str) -> None:
+        if self.final_reason is None:
+            self.stop_reason = reason
+        self.say(f"step {self.trainer.global_step}: stopping, {reason}")
+
+    def _expected_save_seconds(self) -> float:
+        if self.save_seconds is not None:
+            return self.save_seconds
+        return files.estimated_bytes(self.config.counts.total) / ASSUMED_WRITE_RATE
+
+    def record_samples(self, step: int, indices: list[int]) -> None:
+        if self._indices is not None:
+            self._indices.write(f"{step}\t" + "\t".join(map(str, indices)) + "\n")
+
+    def wants_metrics(self, step: int) -> bool:
+        return step % self.values["console_log_interval"] == 0 or step == self.trainer.stop_step
+
+    def after_step(self, metrics: dict[str, float], *, batch_seconds: float) -> None:
+        trainer = self.trainer
+        step = trainer.global_step
+        self.throughput.add(tokens=trainer.tokens_per_batch, seconds=batch_seconds)
+        self.step_seconds = batch_seconds
+        if not self.wants_metrics(step):
+            return
+        peak = self._peak_memory()
+        if not self.ranks.is_first:
+            return
+        values = lines.row_values(metrics, everything=trainer.should_log_optim_metrics_this_step())
+        if (rate := self.throughput.read()) is not None:
+            values["throughput/tokens_per_second"] = rate
+            if (flops := self._peak_flops()) is not None:
+                per_token = self.config.counts.training_flops_per_token
+                values["throughput/mfu"] = rate * per_token / (flops * self.ranks.world_size)
+        values["memory/peak_bytes"] = peak
+        self._record("train", values)
+        assert self.reporter is not None
+        self.reporter.step(step, values, last=step == trainer.stop_step)
+        if time.monotonic() - self._heartbeat >= HEARTBEAT_SECONDS:
+            self._heartbeat = time.monotonic()
+            self.directory.write_state(self.state)
+
+    def after_evaluation(self, metrics: dict[str, float]) -> None:
+        if self.ranks.is_first and metrics:
+            self._record("eval", metrics)
+            assert self.reporter is not None
+            self.reporter.evaluation(self.trainer.global_step, metrics)
+
+    def _record(self, kind: str, values: dict[str, float]) -> None:
+        trainer = self.trainer
+        self.recorder.write(
+            kind,
+            step=trainer.global_step,
+            tokens=trainer.global_train_tokens_seen,
+            seconds=trainer.seconds,
+            values=values,
+        )
+
+    def _peak_memory(self) -> float:
+        """Most bytes that a rank has held: of its GPU, else resident in main memory."""
+        if self.ranks.device.type == "cuda":
+            own = float(torch.cuda.max_memory_allocated())
+        else:
+            import resource
+
+            own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+        if self.ranks.world_size == 1:
+            return own
+        tensor = torch.tensor(own, dtype=torch.float64, device=self.ranks.device)
+        torch.distributed.all_reduce(tensor, op=torch.distributed.ReduceOp.MAX)
+        return tensor.item()
+
+    def _peak_flops(self) -> float | None:
+        if self.ranks.device.type != "cuda":
+            return None
+        if not hasattr(self, "_known_peak"):
+            from olmo_ext.nodes import peak_flops_of_device
+
+            self._known_peak = peak_flops_of_device(torch.cuda.get_device_name(), node=self.values["node"])
+        return self._known_peak
+
+    # -- saving ----------------------------------------------------------------------------------------------------
+
+    def is_permanent(self, step: int) -> bool:
+        """Whether retention counts the step among those that `save_num_checkpoints_to_keep` keeps: OLMo's sharded and
+        unsharded intervals, which are one kind here, and the last step."""
+        intervals = [self.values["save_interval"], self.values["save_interval_unsharded"]]
+        return step == self.trainer.stop_step or any(n and step % n == 0 for n in intervals)
+
+    def save_due(self, step: int) -> bool:
+        ephemeral = self.values["save_interval_ephemeral"]
+        return self.is_permanent(step) or bool(ephemeral and step % ephemeral == 0)
+
+    def save(self) -> None:
+        """Write a checkpoint; every rank takes part and every rank fails if rank 0 cannot write."""
+        trainer, began = self.trainer, time.monotonic()
+        step = trainer.global_step
+        weights, moments = gather(trainer.dist_model, trainer.optim)
+        random_state = gather_random_state()
+        error: str | None = None
+        if self.ranks.is_first:
+            snapshot = files.Snapshot(
+                step=step,
+                tensors={
+                    files.MODEL: weights,
+                    files.OPTIMIZER: {f"{key}/{name}": t for name, own in moments.items() for key, t in own.items()},
+                    files.RNG: random_state,
+                },
+                texts={files.TRAIN_STATE: json.dumps(self._train_state(), indent=1), files.CONFIG: self.config.dump()},
+            )
+            try:
+                self.store.write(snapshot)
+                self.store.retain(permanent=self.is_permanent, keep=self.values["save_num_checkpoints_to_keep"])
+            except WorkError as failure:
+                error = str(failure)
+        if (error := agree(error, self.ranks)) is not None:
+            raise WorkError(error)
+        self.save_seconds = max(self.save_seconds or 0.0, time.monotonic() - began)
+        self.state.step = step
+        if self._indices is not None:
+            self._indices.flush()
+        if self.ranks.is_first:
+            self.directory.write_state(self.state)
+        log.info("saved step %d in %.2f s", step, time.monotonic() - began)
+
+    def _train_state(self) -> dict[str, Any]:
+        trainer = self.trainer
+        return {
+            "format": files.FORMAT,
+            "step": trainer.global_step,
+            "epoch": trainer.epoch or 0,
+            "examples_seen_this_epoch": trainer.global_train_examples_seen_this_epoch,
+            "tokens": trainer.global_train_tokens_seen,
+            "seconds": trainer.seconds,
+            "first_step": trainer.first_step,
+            "min_train_loss": trainer.min_train_loss if trainer.min_train_loss < float("inf") else None,
+            "bolt_on_warmup": trainer.bolt_on_warmup,
+            "world_size": self.ranks.world_size,
+            "save_seconds": self.save_seconds,
+            "attempt": self.state.attempt,
+            "data": self.data,
+            "run_name": self.values["run_name"],
+            "host": os.uname().nodename,
+        }
+
+    def _evaluation_is_due(self) -> bool:
+        """Whether the step that was reached has an evaluation that is not in metrics.jsonl: a kill came in between."""
+        trainer = self.trainer
+        step = trainer.global_step
+        asked = bool(trainer.evaluators) and (
+            step >= trainer.stop_step or (step > 0 and step % trainer.cfg.eval_interval == 0)
+        )
+        if trainer.evaluators and self.values["eval_on_load"] and step == trainer.first_step > 0:
+            asked = True
+        rows = self.directory.read_metrics() if asked and self.ranks.is_first else []
+        return agree(asked and not any(row.kind == "eval" and row.step == step for row in rows), self.ranks)

@@ -1,0 +1,44 @@
+"""What torchrun starts, one process per device:
+
+    torchrun --nproc-per-node 8 scripts/train.py CONFIG [key=value ...] [--run-directory DIR] [--extend]
+
+DDP or FSDP by `distributed_strategy`, nccl where there are GPUs, gloo elsewhere. Exit codes: 0 done, 1 failed, 2 bad
+input, 75 stopped by a signal after a complete checkpoint. torchrun turns every code but 0 into 1: what happened stands
+in the run's state.json.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+
+def main() -> int:
+    """Like `olmo-ext train`, with an exit that waits for nobody: other ranks may hang in a collective."""
+    import click
+
+    from olmo_ext.errors import EXIT_FAILED, OlmoExtError
+    from olmo_ext.training.command import train
+
+    try:
+        return train.main(prog_name="scripts/train.py", standalone_mode=False) or 0
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except OlmoExtError as error:
+        print(f"olmo-ext: {' '.join(str(error).split())}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BaseException:
+        traceback.print_exc()
+        return EXIT_FAILED
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Interpreter shutdown would join the communication threads of ranks that are gone.
+    os._exit(code)
