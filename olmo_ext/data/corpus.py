@@ -174,7 +174,8 @@ def _plan_split(sizes: dict[bytes, int], total: int, fraction: float) -> _SplitP
         return _SplitPlan(validation=frozenset())
     if len(sizes) == 1:
         return _SplitPlan(validation=frozenset(), cut_share=1 - fraction)
-    budget, chosen = fraction * total, []
+    budget = fraction * total
+    chosen: list[bytes] = []
     for digest in sorted(sizes):
         if sizes[digest] <= budget and len(chosen) < len(sizes) - 1:
             chosen.append(digest)
@@ -305,9 +306,10 @@ def _what_is_there(output: Path, request: str, say: Say) -> CorpusManifest | Non
         raise InputError("holds something that is no corpus", where=str(output), right="name a new folder")
     manifest = read_manifest(output)
     if manifest.request != request:
+        held = sum(split.bytes for split in manifest.splits.values())
         raise InputError(
-            f"holds a corpus of other text or settings ({manifest.content['source']}, {manifest.tokenizer},"
-            f" validation {manifest.content['validation_fraction']:.2%}, {sum(s.bytes for s in manifest.splits.values()):,} bytes)",
+            f"holds a corpus of other text or settings ({manifest.content['source']}, {held:,} bytes,"
+            f" {manifest.tokenizer}, validation {manifest.content['validation_fraction']:.2%})",
             where=str(output),
             right="name a new folder, or remove this one yourself",
         )

@@ -1,4 +1,4 @@
-"""Where the text of a corpus comes from: the Python packages that every machine has, or a user's own files. No torch."""
+"""Where the text of a corpus comes from: the packages that every machine has, or a user's own files. No torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from olmo_ext.errors import InputError
 
@@ -106,7 +106,8 @@ class EmbeddedSource(TextSource):
         seen: set[int] = set()
         total = 0
         left_out: Counter[str] = Counter()
-        selected, taken = [], {package: Counter[str]() for package in self._folders}
+        selected: list[tuple[str, Path]] = []
+        taken = {package: Counter[str]() for package in self._folders}
         for name, path in found:
             content = path.read_bytes()
             if self.max_bytes is not None and total + len(content) > self.max_bytes:
@@ -188,14 +189,14 @@ def _readable() -> str:
     return f"readable are {', '.join((*TEXT_SUFFIXES, *JSONL_SUFFIXES, *DATASET_SUFFIXES))} and save_to_disk folders"
 
 
-def open_lines(path: Path) -> IO[bytes]:
+def open_lines(path: Path) -> Any:
     """A file for reading, decompressed by its suffix."""
     if path.name.endswith(".gz"):
-        return gzip.open(path, "rb")  # type: ignore[return-value]
+        return gzip.open(path, "rb")
     if path.name.endswith(".zst"):
         import zstandard
 
-        return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(open(path, "rb"), closefd=True))  # type: ignore[arg-type]
+        return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(open(path, "rb"), closefd=True))
     return open(path, "rb")
 
 

