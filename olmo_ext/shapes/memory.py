@@ -1,0 +1,191 @@
+"""Memory of a training step on one device, from the shape alone.
+
+What is counted: fp32 weights, gradients and both AdamW moments as OLMo keeps them; what the layers save for the
+backward pass; the logits and their copies in OLMo's loss; and what the strategy adds. The estimate is for a step in the
+middle of gradient accumulation, when gradients already exist. Attention is taken as fused (SDPA or flash: no score
+matrix). Checked against measured peaks in `benchmarks/memory_estimate.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from olmo_ext.shapes.counts import LayerCounts, ShapeCounts, count_layers
+from olmo_ext.shapes.model import ModelShape
+
+PRECISIONS = ("fp32", "amp_bf16", "amp_fp16", "bf16")
+
+NORM_BYTES = {"fp32": 4.0, "amp": 10 / 3, "bf16": 2.0}
+"""Per element that norms keep. Autocast: fp32 input and normalised value, the scaled one in the matrix's 2 bytes."""
+
+ATTENTION_BYTES = {"fp32": 4.0, "amp": 3.0, "bf16": 2.0}
+"""Per element that attention keeps. Autocast: 2, and QK-norm works on an fp32 copy of q and k."""
+
+FFN_BYTES = {"fp32": 4.0, "amp": 2.0, "bf16": 2.0}
+
+LOGIT_BYTES = {"fp32": 20.0, "amp": 20.0, "bf16": 20.0}
+"""Per logit at the peak, with the z-loss: OLMo's contiguous copy without the last position, the log-softmax, and in the
+backward pass three gradients of that size."""
+
+LOGIT_BYTES_WITHOUT_Z_LOSS = {"fp32": 16.0, "amp": 16.0, "bf16": 16.0}
+
+USABLE = 0.92
+"""Share of a GPU's memory that a plan fills: the rest is the CUDA context, workspaces and fragmentation."""
+
+CHECKPOINTED_LAYERS = {
+    "whole_layer": lambda layer: True,
+    "one_in_two": lambda layer: layer % 2 == 0,
+    "one_in_three": lambda layer: layer % 3 == 0,
+    "one_in_four": lambda layer: layer % 4 == 0,
+    "one_in_eight": lambda layer: layer % 8 == 0,
+    "two_in_three": lambda layer: layer % 3 != 0,
+    "three_in_four": lambda layer: layer % 4 != 0,
+}
+"""OLMo's strategies by the layers that they recompute; `fine_grained` recomputes parts of every layer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryEstimate:
+    """Bytes per device at the peak of a step."""
+
+    weights: int
+    gradients: int
+    moments: int
+    copies: int
+    """Autocast copies of the weights; DDP's reduction buckets; FSDP's gathered layers."""
+
+    activations: int
+    logits: int
+    optimizer: int
+    """Temporaries of the optimizer's step, which does not coincide with activations and logits."""
+
+    micro_batch: int
+    """Sequences per device and pass."""
+
+    @property
+    def fixed(self) -> int:
+        return self.weights + self.gradients + self.moments + self.copies
+
+    @property
+    def total(self) -> int:
+        return self.fixed + max(self.activations + self.logits, self.optimizer)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "total": self.total}
+
+
+def _kind(precision: str | None) -> str:
+    return "amp" if precision in ("amp_bf16", "amp_fp16") else ("bf16" if precision == "bf16" else "fp32")
+
+
+def layer_activation_bytes(layer: LayerCounts, *, precision: str | None = "fp32") -> float:
+    """Bytes per token that one layer keeps without checkpointing."""
+    kind = _kind(precision)
+    return (
+        layer.norm_activations * NORM_BYTES[kind]
+        + layer.attention_activations * ATTENTION_BYTES[kind]
+        + layer.ffn_activations * FFN_BYTES[kind]
+    )
+
+
+def activation_bytes_per_token(shape: ModelShape, *, precision: str | None, checkpointing: str | None) -> float:
+    """Bytes per token that the layers keep, the recomputed layer of the moment included.
+
+    :raises ValueError: for an unknown checkpointing strategy.
+    """
+    layers = count_layers(shape)
+    full = [layer_activation_bytes(layer, precision=precision) for layer in layers]
+    kind = _kind(precision)
+    # The final norm's three, and the embedding's output is the first layer's input.
+    outside = 3 * shape.d_model * NORM_BYTES[kind]
+    if checkpointing is None:
+        return sum(full) + outside
+    stream = shape.d_model * (2.0 if kind == "bf16" else 4.0)
+    if checkpointing == "fine_grained":
+        # Kept: the residual stream and norm outputs, q, k, v and the mixed values, the two FFN products' inputs.
+        attention = sum(layer.attention_activations for layer in layers) * ATTENTION_BYTES[kind] * 2 / 3
+        ffn = sum(layer.ffn_activations for layer in layers) * FFN_BYTES[kind] * 3 / 4
+        norms = sum(layer.norm_activations for layer in layers) * NORM_BYTES[kind] * 2 / 3
+        return attention + ffn + norms + outside
+    if checkpointing not in CHECKPOINTED_LAYERS:
+        raise ValueError(f"unknown strategy {checkpointing!r}")
+    recomputed = [CHECKPOINTED_LAYERS[checkpointing](index) for index in range(len(layers))]
+    kept = sum(stream if again else size for again, size in zip(recomputed, full, strict=True))
+    largest = max((size for again, size in zip(recomputed, full, strict=True) if again), default=0.0)
+    return kept + largest + outside
+
+
+def estimate_memory(
+    shape: ModelShape,
+    counts: ShapeCounts,
+    *,
+    micro_batch: int,
+    precision: str | None = "amp_bf16",
+    strategy: str | None = None,
+    num_devices: int = 1,
+    checkpointing: str | None = None,
+    z_loss: bool = True,
+) -> MemoryEstimate:
+    """Bytes per device at the peak of a training step.
+
+    :param strategy: `ddp`, `fsdp` (weights, gradients and moments sharded over all devices) or None for one device.
+    """
+    kind = _kind(precision)
+    sharded = strategy == "fsdp" and num_devices > 1
+    share = num_devices if sharded else 1
+    parameters = counts.total
+    head = shape.embedding_size * shape.d_model
+    copies = 0.0
+    if sharded:
+        # Two layers are gathered at a time (the running one and the next), and the root: embeddings and head.
+        per_layer = max(layer.attention + layer.ffn + layer.norm for layer in count_layers(shape))
+        copies = (2 * per_layer + counts.embedding + counts.head) * (2.0 if kind == "amp" else 4.0)
+    else:
+        if kind == "amp":
+            copies += 2.0 * (counts.non_embedding + head)
+        if strategy == "ddp" and num_devices > 1:
+            copies += 4.0 * parameters
+    tokens = micro_batch * shape.max_sequence_length
+    per_token = activation_bytes_per_token(shape, precision=precision, checkpointing=checkpointing)
+    per_logit = (LOGIT_BYTES if z_loss else LOGIT_BYTES_WITHOUT_Z_LOSS)[kind]
+    return MemoryEstimate(
+        weights=4 * parameters // share,
+        gradients=4 * parameters // share,
+        moments=8 * parameters // share,
+        copies=round(copies),
+        activations=round(tokens * per_token),
+        logits=round(tokens * shape.embedding_size * per_logit),
+        # One temporary of every parameter (the square root of the second moment, taken for all of them at once).
+        optimizer=4 * parameters // share,
+        micro_batch=micro_batch,
+    )
+
+
+def largest_micro_batch(
+    shape: ModelShape,
+    counts: ShapeCounts,
+    *,
+    memory: int,
+    per_device: int,
+    precision: str | None = "amp_bf16",
+    strategy: str | None = None,
+    num_devices: int = 1,
+    checkpointing: str | None = None,
+    z_loss: bool = True,
+) -> int:
+    """The largest divisor of the device's batch whose step fits into `memory` bytes; 0 if one sequence does not."""
+    for micro_batch in sorted((n for n in range(1, per_device + 1) if per_device % n == 0), reverse=True):
+        estimate = estimate_memory(
+            shape,
+            counts,
+            micro_batch=micro_batch,
+            precision=precision,
+            strategy=strategy,
+            num_devices=num_devices,
+            checkpointing=checkpointing,
+            z_loss=z_loss,
+        )
+        if estimate.total <= memory * USABLE:
+            return micro_batch
+    return 0
