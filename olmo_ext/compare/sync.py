@@ -48,7 +48,7 @@ class Upload:
     run: str
     run_id: str | None = None
     status: str = "nothing"
-    """uploaded | complete (it was up already) | nothing (no rows) | busy (logging online right now) | planned | failed"""
+    """uploaded | complete (was up already) | nothing (no rows) | busy (logging online now) | planned | failed"""
 
     rows: int = 0
     first_step: int | None = None
@@ -186,7 +186,7 @@ def sync_run(
 ) -> Upload:
     """Bring one run up.
 
-    :param project: instead of the config's `wandb.project`; needed for a run that was trained without a `wandb` section.
+    :param project: instead of `wandb.project` of the config; needed for a run trained without a `wandb` section.
     :param again: send everything as a new W&B run with a new id.
     :param seconds: limit for the whole upload; by default a minute and more for many rows.
     :raises InputError: for a run without project, or names that W&B does not take.

@@ -259,21 +259,17 @@ def writer_settings(
     provenance: Mapping[str, Any],
     sweep: str | None,
     mode: str,
-    project: str | None = None,
-    entity: str | None = None,
 ) -> dict[str, Any]:
-    """What a writer needs to know, as plain JSON; no key or password is among it.
-
-    :param project: instead of `wandb.project` of the config; `entity` likewise.
-    """
+    """What a writer needs to know, as plain JSON; no key or password is among it."""
     section = config_values.get("wandb") or {}
     return {
         "mode": mode,
         "id": run_id(run_directory),
         "directory": str(run_directory.path.resolve()),
-        "project": project or section.get("project") or os.environ.get("WANDB_PROJECT"),
+        "lock": str(run_directory.wandb.resolve() / "online.lock"),
+        "project": section.get("project") or os.environ.get("WANDB_PROJECT"),
         # None is the login's own default entity; upstream's default, its authors' team, is never used.
-        "entity": entity or section.get("entity") or os.environ.get("WANDB_ENTITY"),
+        "entity": section.get("entity") or os.environ.get("WANDB_ENTITY"),
         "group": section.get("group") or sweep,
         "name": section.get("name") or run_directory.name,
         "tags": [str(tag) for tag in section.get("tags") or []],

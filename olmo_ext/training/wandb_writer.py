@@ -1,7 +1,7 @@
 """The process in which the W&B SDK runs: JSON lines come in on stdin, events go out on stdout.
 
 In:  {"settings": {...}} once, then {"row": {...}, "step": n} ..., {"stats": "<base64 record>"} ...,
-     {"finish": exit code, "seconds": limit}
+     {"expect_step": n} (ask the server at the end whether it has that step), {"finish": exit code, "seconds": limit}
 Out: {"event": "ready", "mode", "url", "step"}, {"event": "warning", "text"}, {"event": "cancel", "reason"},
      {"event": "finished", "ok", "sent", "dropped"}
 
@@ -12,6 +12,7 @@ Started by `wandb_run.Writer`; everything that wandb prints goes to stderr, whic
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import queue
@@ -25,6 +26,9 @@ ORPHAN_SECONDS = 30.0
 """How long the end of an orphaned writer may take."""
 
 CANCEL_POLL_SECONDS = 60.0
+CONFIRM_SECONDS = 20.0
+"""The server takes rows in the background: it may need a moment until it shows them."""
+
 EXIT_TIMED_OUT = 3
 
 
@@ -86,6 +90,8 @@ def _start(settings: dict[str, Any], events: Events) -> tuple[Any, str]:
     mode = settings["mode"]
     if mode == "online":
         try:
+            # Kept until this process ends.
+            settings["held"] = _take_lock(settings["lock"], 0.0 if settings.get("online_only") else 10.0)
             return _init(settings, "online"), "online"
         except Exception as error:  # noqa: BLE001  (any failure of the server or the SDK: go on without it)
             if settings.get("online_only"):
@@ -119,6 +125,43 @@ def _publish_stats(run: Any, encoded: str) -> bool:
     record.stats.ParseFromString(base64.b64decode(encoded))
     run._interface._publish(record)
     return True
+
+
+def _take_lock(path: str, seconds: float) -> IO[str] | None:
+    """Hold the run's lock, so that training online and `sync` never send the same run at the same time.
+
+    :raises TimeoutError: when another process keeps it. A file system without locks is no reason to stop.
+    """
+    file = open(path, "a")
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise TimeoutError("another process is sending this run to W&B") from None
+            time.sleep(0.2)
+        except OSError:
+            return None
+
+
+def _confirm(run_path: str, step: int, seconds: float) -> str:
+    """Ask the server for its last step until it is `step`; what is wrong, or an empty text."""
+    import wandb
+
+    deadline = time.monotonic() + seconds
+    last: Any = None
+    while True:
+        try:
+            last = wandb.Api(timeout=10).run(run_path).lastHistoryStep
+            if last is not None and last >= step:
+                return ""
+        except Exception as error:  # noqa: BLE001
+            last = " ".join(str(error).split())[:200]
+        if time.monotonic() > deadline:
+            return f"the server does not confirm step {step} (it says {last})"
+        time.sleep(0.5)
 
 
 def _arm(seconds: float) -> None:
@@ -155,21 +198,26 @@ def main() -> None:
         _define_axes(run)
     except Exception as error:  # noqa: BLE001
         events.send("warning", text=f"off: {' '.join(str(error).split())[:300]}")
-        events.send("finished", ok=False, sent=0, dropped=0, reason=str(error)[:500])
+        events.send("finished", ok=False, sent=0, reason=str(error)[:500], busy=isinstance(error, TimeoutError))
         os._exit(1)
-    floor = int(run.step or 0)
+    # One beyond the last step that the server has; 0 for a new run and offline.
+    floor = int(run.starting_step or 0)
+    path = f"{run.entity}/{run.project}/{run.id}"
     events.send("ready", mode=mode, url=run.url, step=floor, entity=run.entity, project=run.project)
     if settings.get("cancel_check") and mode == "online":
         threading.Thread(target=_watch_for_cancel, args=(run, events), daemon=True).start()
 
     sent = dropped = stats = 0
+    expected: int | None = None
     reason = ""
     while True:
         message = inbox.get()
         if "finish" in message:
             break
         try:
-            if "stats" in message:
+            if "expect_step" in message:
+                expected = message["expect_step"]
+            elif "stats" in message:
                 stats += _publish_stats(run, message["stats"])
             elif "row" in message:
                 # An earlier attempt has sent this step: W&B would ignore the row with a warning for each.
@@ -187,6 +235,8 @@ def main() -> None:
         run.finish(exit_code=message["finish"])
     except Exception as error:  # noqa: BLE001
         reason = " ".join(str(error).split())[:300]
+    if expected is not None and not reason:
+        reason = _confirm(path, expected, CONFIRM_SECONDS)
     events.send("finished", ok=not reason, sent=sent, dropped=dropped, stats=stats, reason=reason)
     os._exit(0 if not reason else 1)
 

@@ -1,0 +1,108 @@
+"""Runs logged the way the trainer does it, for the tests of W&B: attempts that overlap, offline or online."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from olmo_ext.rundir import MetricsRow, RunDirectory, RunState
+
+CONFIG: dict[str, Any] = {
+    "run_name": "small",
+    "seed": 1,
+    "model": {"d_model": 64, "n_layers": 2},
+    "wandb": {"project": "shapes", "entity": None, "group": None, "name": None, "tags": ["test"], "log_interval": 1},
+}
+SHAPE: dict[str, Any] = {
+    "d_model": 64,
+    "n_layers": 2,
+    "layers": [
+        {
+            "ffn": {"type": "hourglass", "d_ff": [32, 32], "activation": "swiglu"},
+            "attention": {"type": "softmax", "n_heads": 4, "n_kv_heads": 4, "head_dim": 16},
+        }
+    ]
+    * 2,
+    "parameters": {"attention": 32768, "ffn": 24576, "non_embedding": 57344, "total": 100000},
+    "flops_per_token": {"forward": 1e6, "training": 3e6, "training_causal": 2.5e6},
+}
+LOSS = "train/CrossEntropyLoss"
+
+
+def make(path: Path, *, wandb: bool = True) -> RunDirectory:
+    """The folder of a run that was set up and not started."""
+    run = RunDirectory(path)
+    run.write_config(CONFIG if wandb else {**CONFIG, "wandb": None})
+    run.write_shape(SHAPE)
+    run.write_provenance({"code": {"version": "0"}, "data": {"fingerprint": "f"}})
+    return run
+
+
+def row(attempt: int, step: int, offset: float = 0.0) -> MetricsRow:
+    """What the trainer writes for a step; `offset` makes the values of an attempt its own."""
+    return MetricsRow(
+        kind="train",
+        attempt=attempt,
+        step=step,
+        tokens=step * 1000,
+        flops=step * 1e9,
+        seconds=step * 0.5,
+        time=1_790_000_000.0 + step,
+        values={LOSS: 5.0 - 0.1 * step + offset, "throughput/tokens_per_second": 1000.0 + attempt},
+    )
+
+
+def attempt(
+    run: RunDirectory,
+    number: int,
+    steps: range,
+    *,
+    offset: float = 0.0,
+    state: str = "done",
+    log: bool = True,
+    kill=False,
+) -> Any:
+    """One attempt in this process: metrics.jsonl, W&B and state.json. Returns the W&B run."""
+    from olmo_ext.training import wandb_run
+
+    logger: Any = wandb_run.NullRun()
+    if log:
+        logger = wandb_run.start(
+            run.read_config(),
+            run_directory=run,
+            shape=run.read_shape(),
+            provenance=run.read_provenance(),
+            sweep="sweep",
+            attempt=number,
+        )
+    run.append_metrics(MetricsRow(kind="attempt", attempt=number, step=steps.start - 1))
+    for step in steps:
+        line = row(number, step, offset)
+        run.append_metrics(line)
+        logger.log(line.values, step=step, tokens=line.tokens, flops=line.flops, when=line.time)
+    if kill:
+        logger._writer.became_ready.wait(30)
+    else:
+        logger.finish(0)
+    run.write_state(RunState(status=state, attempt=number, step=steps.stop - 1))
+    return logger
+
+
+def command(arguments: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Call `olmo-ext` as a user would."""
+    return subprocess.run(
+        [sys.executable, "-m", "olmo_ext", *arguments],
+        env={**os.environ, "WANDB_MODE": "online", **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def sweep_file(folder: Path, names: list[str]) -> None:
+    runs = [{"name": name, "group": name, "seed": 1, "values": {}} for name in names]
+    (folder / "sweep.json").write_text(json.dumps({"name": folder.name, "baseline": names[0], "runs": runs}))
