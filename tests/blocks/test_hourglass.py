@@ -55,8 +55,11 @@ def test_one_sub_mlp_is_the_conventional_layer(norm_after, built, tokens):
     torch.testing.assert_close(hourglass(tokens).logits, conventional(tokens).logits, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("strategy", [None, "whole_layer", "one_in_two", "one_in_three", "one_in_four"]
-                         + ["one_in_eight", "two_in_three", "three_in_four", "fine_grained"])
+@pytest.mark.parametrize(
+    "strategy",
+    [None, "whole_layer", "one_in_two", "one_in_three", "one_in_four"]
+    + ["one_in_eight", "two_in_three", "three_in_four", "fine_grained"],
+)
 @pytest.mark.parametrize("compiled", [False, True])
 def test_every_activation_checkpointing_strategy_gives_equal_gradients(strategy, compiled, built, grads, tokens):
     from olmo.config import ActivationCheckpointingStrategy, CompilerConfig
@@ -181,6 +184,8 @@ def test_fsdp_wraps_by_every_policy_with_equal_loss_and_weights(strategy, built,
         logits = wrapped(tokens).logits
         torch.testing.assert_close(logits, plain, rtol=0, atol=0)
         logits.sum().backward()
-        assert model.num_params() == sum(p.numel() for p in built(n_layers=4, ffn=K3, attention={"head_dim": 12}).parameters())
+        assert model.num_params() == sum(
+            p.numel() for p in built(n_layers=4, ffn=K3, attention={"head_dim": 12}).parameters()
+        )
     finally:
         dist.destroy_process_group()
