@@ -23,7 +23,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,9 @@ from olmo_ext.yaml_tree import is_null, leaves, plain_value, read_yaml
 SWEEP_WORDS = ("name", "base", "axes", "runs", "seeds", "seeds_change_data", "baseline", "unequal_budgets")
 NAME_LIMIT = 120
 """Bytes of a run's name; W&B refuses more than 128 characters."""
+
+NodeRule = Callable[[RunConfig], Mapping[str, Any]]
+"""Settings (dotted keys) that fit a config to a node type; they win over `extends`, not over the file itself."""
 
 BUDGET_QUANTITIES = ("non_embedding", "total", "training_flops_per_token")
 
@@ -237,6 +240,18 @@ def _check_words(tree: dict[str, Any], *, where: str) -> None:
         raise InputError("both `base` and `extends`", where=where, right="they mean the same: keep one")
 
 
+def _is_given(tree: Mapping[str, Any], dotted: str) -> bool:
+    """Whether a tree sets the key, or anything beneath it or above it that is no section."""
+    node: Any = tree
+    for part in dotted.split("."):
+        if not isinstance(node, Mapping):
+            return True
+        if part not in node:
+            return False
+        node = node[part]
+    return True
+
+
 def _load_members(
     members: Sequence[_Member],
     *,
@@ -244,13 +259,13 @@ def _load_members(
     common: dict[str, Any],
     overrides: Sequence[str],
     path: Path,
-    sweep_name: str,
     seeds_change_data: bool,
+    rule: NodeRule | None,
 ) -> list[SweepRun]:
     """Every member with every seed, its config loaded under the run's name."""
     runs = []
     for member in members:
-        for seed in seeds or [None]:
+        for seed in seeds or (None,):
             name = check_name(member.name if seed is None else f"{member.name}-s{seed}", where=str(path))
             changes: dict[str, Any] = {**member.overrides, "run_name": name}
             if seed is not None:
@@ -262,12 +277,14 @@ def _load_members(
             changes.update(parse_override(text) for text in overrides)
             try:
                 config = load_run_config(common, changes, relative_to=path.parent)
+                if rule is not None:
+                    chosen = {key: value for key, value in rule(config).items() if not _is_given(common, key)}
+                    config = load_run_config(common, {**chosen, **changes}, relative_to=path.parent)
             except InputError as error:
                 place = f"{path}, run {name}" + (f", {error.where}" if error.where not in (None, "config") else "")
                 raise InputError(error.what, where=place, right=error.right) from None
             if (wandb := config.values.get("wandb")) is not None:
-                # A name given in the base would be every member's.
-                wandb.update(name=name, group=wandb["group"] or sweep_name)
+                wandb["name"] = name  # one given in the base would be every member's
             runs.append(
                 SweepRun(name=name, group=member.name, seed=config.values["seed"], values=member.values, config=config)
             )
@@ -338,10 +355,11 @@ def _check_budgets(runs: Sequence[SweepRun], *, where: str) -> None:
             )
 
 
-def load_sweep(path: Path | str, overrides: Sequence[str] = ()) -> Sweep:
+def load_sweep(path: Path | str, overrides: Sequence[str] = (), *, rule: NodeRule | None = None) -> Sweep:
     """Expand a sweep file, checking every run's config.
 
     :param overrides: `key=value` strings for every run, as on the command line; they win over the file.
+    :param rule: gives each config the settings of the node type that it will run on.
     :raises InputError: for bad configs, repeated runs, unequal budgets, an unknown baseline.
     """
     path = Path(path)
@@ -371,8 +389,8 @@ def load_sweep(path: Path | str, overrides: Sequence[str] = ()) -> Sweep:
         common=common,
         overrides=overrides,
         path=path,
-        sweep_name=name,
         seeds_change_data=_switch(tree, "seeds_change_data", where=where),
+        rule=rule,
     )
     _refuse_twins(runs, where=where)
     unequal = _switch(tree, "unequal_budgets", where=where)

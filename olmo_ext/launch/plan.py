@@ -1,0 +1,59 @@
+"""Which runs of a sweep are missing, and making their folders ready."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from olmo_ext.config import differing_keys, load_run_config
+from olmo_ext.errors import InputError
+from olmo_ext.launch.sweep import Sweep, SweepRun, write_sweep_json
+from olmo_ext.rundir import RunDirectory
+from olmo_ext.training.run import is_finished
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """A run of a sweep and its folder."""
+
+    run: SweepRun
+    directory: RunDirectory
+    is_done: bool
+    """Whether it was finished, at this length, when the launch began."""
+
+
+def members_of(sweep: Sweep, runs_directory: Path) -> list[Member]:
+    """The sweep's runs with their folders `runs_directory/<sweep>/<run>`.
+
+    :raises InputError: if a folder holds a run of another config that has been started.
+    """
+    members = []
+    for run in sweep.runs:
+        directory = RunDirectory(runs_directory / sweep.name / run.name)
+        _refuse_another_config(run, directory)
+        members.append(Member(run=run, directory=directory, is_done=is_finished(run.config, directory)))
+    return members
+
+
+def _refuse_another_config(run: SweepRun, directory: RunDirectory) -> None:
+    if not directory.exists() or directory.read_state().attempt == 0:
+        return
+    stored = load_run_config(directory.config_path, check_budget_too=False)
+    if differences := differing_keys(run.config.identity(), stored.identity()):
+        more = f" and {len(differences) - 4} more" if len(differences) > 4 else ""
+        raise InputError(
+            f"the folder holds a run of another config: {'; '.join(differences[:4])}{more}",
+            where=str(directory.path),
+            right="another sweep name or --runs-directory, or remove the folder if it is not needed",
+        )
+
+
+def prepare(sweep: Sweep, runs_directory: Path, members: list[Member]) -> None:
+    """Write `sweep.json` and the config of every run that is not finished; a run that waits is `pending`."""
+    write_sweep_json(sweep, runs_directory / sweep.name)
+    for member in members:
+        if member.is_done:
+            continue
+        member.directory.write_config(member.run.config.values)
+        if not member.directory.state_path.exists():
+            member.directory.write_state(member.directory.read_state())

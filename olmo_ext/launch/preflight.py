@@ -1,0 +1,161 @@
+"""What can be known before anything starts: batch, schedule, data, disk, memory, names. Seconds, and no torch."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from olmo_ext.errors import InputError
+from olmo_ext.launch.rule import Placement, describe, estimate
+from olmo_ext.launch.sweep import Sweep, SweepRun
+from olmo_ext.quantities import format_bytes, format_count
+from olmo_ext.schedule import batch_per_rank, learning_rate_warnings, run_length
+
+
+@dataclass(kw_only=True)
+class Findings:
+    """What preflight has to say."""
+
+    errors: list[str] = field(default_factory=list)
+    """What would make a run fail."""
+
+    warnings: list[str] = field(default_factory=list)
+    facts: list[str] = field(default_factory=list)
+
+    def add_error(self, text: str) -> None:
+        if text not in self.errors:
+            self.errors.append(text)
+
+    def add_warning(self, text: str) -> None:
+        if text not in self.warnings:
+            self.warnings.append(text)
+
+
+def preflight(
+    sweep: Sweep, missing: Sequence[SweepRun], sweep_directory: Path, *, placement: Placement | None = None
+) -> Findings:
+    """Check the runs that are about to start.
+
+    :param placement: the node type and numbers; None for this machine.
+    """
+    findings = Findings()
+    checks: list[Callable[[], None]] = [
+        lambda: _check_data(missing, findings),
+        lambda: _check_space(missing, sweep_directory, findings),
+        lambda: _check_orders(sweep, missing, findings),
+    ]
+    for run in missing:
+        checks.append(lambda run=run: _check_run(sweep, run, placement, findings))  # type: ignore[misc]
+    for check in checks:
+        try:
+            check()
+        except InputError as error:
+            findings.add_error(str(error))
+    return findings
+
+
+def _check_run(sweep: Sweep, run: SweepRun, placement: Placement | None, findings: Findings) -> None:
+    from olmo_ext.training.wandb_run import check_names
+
+    where = f"{sweep.source}, run {run.name}"
+    values = run.config.values
+    batch_per_rank(values, placement.world_size if placement else 1, where=where)
+    try:
+        for text in learning_rate_warnings(values, run_length(values)):
+            findings.add_warning(text)
+    except InputError:
+        pass  # in epochs: the data check counts them
+    check_names(values, sweep=sweep.name, run=run.name)
+    if placement is not None:
+        needed, memory = estimate(run.config, placement).total, placement.node.gpu.usable_memory
+        findings.facts.append(f"{run.name}: {describe(run.config, placement)}")
+        if needed > memory:
+            raise InputError(
+                f"a step needs {format_bytes(needed)} a GPU, {placement.node.gpu.name} has {format_bytes(memory)}",
+                where=where,
+                right="a smaller device_train_microbatch_size, FSDP, or activation_checkpointing",
+            )
+
+
+def _data_key(run: SweepRun) -> str:
+    values = run.config.values
+    needed = [values[key] for key in ("data", "evaluators", "max_duration", "stop_at", "global_train_batch_size")]
+    return json.dumps([needed, values["model"]["max_sequence_length"], values["model"]["vocab_size"]], default=str)
+
+
+def _check_data(runs: Sequence[SweepRun], findings: Findings) -> None:
+    """The training data is there, is whole, and is long enough; so are the evaluation sets."""
+    from olmo_ext.data.fingerprint import data_fingerprint, evaluation_fingerprints
+
+    for run in {_data_key(run): run for run in reversed(list(runs))}.values():
+        values = run.config.values
+        paths = [str(path) for path in values["data"]["paths"] or []]
+        if any("://" in path for path in paths):
+            findings.add_warning("data.paths are remote: their length is seen when a run starts")
+            continue
+        try:
+            found = data_fingerprint(values)
+            _check_length(values, found)
+            evaluation_fingerprints(values)
+        except InputError as error:
+            findings.add_error(str(error))
+
+
+def _check_length(values: dict[str, Any], found: dict[str, Any]) -> None:
+    batch, instances = values["global_train_batch_size"], found["instances"]
+    where = str(values["data"].get("subset") or "data")
+    steps = run_length(values, instances=instances, where=where).steps
+    if instances < batch:
+        raise InputError(f"{instances} instances, less than one batch of {batch}", where=where, right="more data")
+    in_epochs = str(values["max_duration"]).endswith("ep")
+    if found["kind"] == "subset" and not in_epochs and steps > instances // batch:
+        needed = steps * batch * values["model"]["max_sequence_length"]
+        raise InputError(
+            f"the subset holds {format_count(found['tokens'])} tokens, the run needs {format_count(needed)}",
+            where=where,
+            right=f"`olmo-ext data fetch --tokens {needed}` continues the subset",
+        )
+
+
+def _check_space(runs: Sequence[SweepRun], sweep_directory: Path, findings: Findings) -> None:
+    """Room for the checkpoints of all runs that are missing, one more being written beside the kept ones."""
+    from olmo_ext.training.checkpoint import estimated_bytes
+
+    if not runs:
+        return
+    probe = sweep_directory.absolute()
+    while not probe.exists():
+        probe = probe.parent
+    free = shutil.disk_usage(probe).free
+    sizes = [estimated_bytes(run.config.counts.total) for run in runs]
+    present = sum(f.stat().st_size for f in sweep_directory.glob("*/checkpoints/step*/*") if f.is_file())
+    least = sum(sizes) + max(sizes) - present
+    if least > free:
+        raise InputError(
+            f"{len(runs)} runs need {format_bytes(least)} for their newest checkpoints, {format_bytes(free)} are free",
+            where=str(probe),
+            right="free space, or another --runs-directory",
+        )
+    findings.facts.append(
+        f"checkpoints: at least {format_bytes(max(least, 0))} of {format_bytes(free)} free in {probe}"
+    )
+
+
+def _check_orders(sweep: Sweep, runs: Sequence[SweepRun], findings: Findings) -> None:
+    """Seed 1 epoch 1 and seed 2 epoch 0 are one order of the data: no second sample of it."""
+    from olmo_ext.data.order import orders_shared
+
+    epochs = 1
+    for run in runs:
+        duration = str(run.config.values["max_duration"])
+        if duration.endswith("ep"):
+            epochs = max(epochs, int(duration[:-2]))
+    seeds = sorted({run.config.values["data"]["seed"] + (run.config.values["epoch"] or 0) for run in runs})
+    for (seed, epoch), (other, other_epoch) in orders_shared(seeds, epochs):
+        findings.add_warning(
+            f"data.seed {seed} epoch {epoch} and data.seed {other} epoch {other_epoch} are the same order of the data"
+        )

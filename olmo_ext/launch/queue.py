@@ -1,0 +1,61 @@
+"""What Slurm's queue says, and which jobs were submitted for which run. Everything works without Slurm too."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from olmo_ext.files import append_line
+
+JOBS_FILE = "slurm-jobs.jsonl"
+"""In the sweep's folder, one line a submission: `{"kind", "job", "runs": [names, by array index], ...}`."""
+
+SLURM_SECONDS = 20.0
+"""Clients hang for 15 s where the controller is down."""
+
+
+def read_queue() -> dict[str, str] | None:
+    """Job, or `ARRAY_TASK` for an element, -> state of everything in the queue; None without a working Slurm."""
+    if shutil.which("squeue") is None:
+        return None
+    command = ["squeue", "--noheader", "--array", "--format=%i %T"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=SLURM_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if answer.returncode:
+        return None
+    return {words[0]: words[1] for line in answer.stdout.splitlines() if len(words := line.split()) == 2}
+
+
+def record_submission(sweep_directory: Path, entry: dict[str, Any]) -> None:
+    """Remember a job; written at once, so that a launch that dies half-way does not submit twice."""
+    append_line(sweep_directory / JOBS_FILE, json.dumps(entry))
+
+
+def read_submissions(sweep_directory: Path) -> list[dict[str, Any]]:
+    """Every job that was submitted for the sweep, in order."""
+    try:
+        lines = (sweep_directory / JOBS_FILE).read_text().splitlines()
+    except OSError:
+        return []
+    entries = []
+    for line in lines:
+        try:
+            entries.append(json.loads(line))
+        except ValueError:
+            continue  # torn by a kill
+    return entries
+
+
+def submitted_jobs(sweep_directory: Path) -> dict[str, str]:
+    """Run -> the `ARRAY_TASK` that was submitted for it last."""
+    jobs = {}
+    for entry in read_submissions(sweep_directory):
+        if entry.get("kind") == "runs":
+            for index, name in enumerate(entry["runs"]):
+                jobs[name] = f"{entry['job']}_{index}"
+    return jobs
