@@ -1,0 +1,199 @@
+"""The words of `olmo-ext solve`: ranges, printed counts, tapers, and the problem they make."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from olmo_ext.errors import InputError
+from olmo_ext.quantities import parse_count, parse_fraction, parse_number
+from olmo_ext.shapes.budget import printed_interval
+from olmo_ext.shapes.problem import Interval, Problem
+from olmo_ext.shapes.resolve import read_taper
+from olmo_ext.shapes.taper import Taper
+
+QUANTITIES = {
+    "non_embedding": "--non-embedding",
+    "total": "--total",
+    "training_flops_per_token": "--training-flops",
+}
+
+
+def whole_numbers(text: str, *, option: str, step: int = 1) -> tuple[int, ...]:
+    """`6`, `4,6,8`, `4..24`, `4..24:2`; a range steps over multiples of its step.
+
+    :raises InputError: naming the option.
+    """
+    try:
+        if ".." not in text:
+            values = tuple(parse_count(part) for part in text.split(","))
+        else:
+            ends, _, by = text.partition(":")
+            low, _, high = ends.partition("..")
+            step = parse_count(by) if by else step
+            if step < 1:
+                raise ValueError(f"step {step} is not positive")
+            first = -(-parse_count(low) // step) * step
+            values = tuple(range(first, parse_count(high) + 1, step))
+    except ValueError as error:
+        raise InputError(str(error), where=option, right="as 6, 4,6,8, 4..24 or 1024..2048:64") from None
+    if not values or min(values) < 1:
+        raise InputError(f"{text!r} holds no positive whole number", where=option)
+    return values
+
+
+def interval(text: str, *, option: str, share: bool = False) -> Interval:
+    """`0.4`, `40%`, or `0.4..0.8`.
+
+    :raises InputError: naming the option.
+    """
+    parse = parse_fraction if share else lambda value: float(parse_number(value))
+    low, dots, high = text.partition("..")
+    try:
+        pair = parse(low), parse(high if dots else low)
+    except ValueError as error:
+        raise InputError(str(error), where=option, right="a number, or a range as 0.4..0.8") from None
+    if not 0 <= pair[0] <= pair[1]:
+        raise InputError(f"{text!r} is no range", where=option, right="the smaller number first")
+    return pair
+
+
+def weights(text: str, *, option: str) -> Interval:
+    """`45M` means all that rounds to it; `40M..50M` a range.
+
+    :raises InputError: naming the option.
+    """
+    if ".." in text:
+        return interval(text, option=option)
+    low, high = printed_interval(text, where=option)
+    return float(low), float(high)
+
+
+def parse_taper(text: str, *, multiple_of: int) -> Taper:
+    """`cosine:1.5:0.5`, `sigmoid:1.5:0.5:10` (steepness), `groups:1.5,1,0.5`.
+
+    :raises InputError: for anything else.
+    """
+    kind, *rest = text.split(":")
+    try:
+        if kind == "groups" and len(rest) == 1:
+            section: dict[str, Any] = {"groups": [float(parse_number(part)) for part in rest[0].split(",")]}
+        elif len(rest) in (2, 3):
+            numbers = [float(parse_number(part)) for part in rest]
+            section = {"schedule": kind, "start": numbers[0], "end": numbers[1]}
+            section["steepness"] = numbers[2] if len(numbers) == 3 else None
+        else:
+            raise ValueError(f"{text!r} names no taper")
+        return read_taper(section, multiple_of=multiple_of)
+    except ValueError as error:
+        raise InputError(str(error), where="--taper", right="as cosine:1.5:0.5 or groups:1.5,1,0.5") from None
+
+
+def taper_section(taper: Taper) -> dict[str, Any]:
+    """A taper as the config's section."""
+    if taper.groups:
+        return {"groups": list(taper.groups), "multiple_of": taper.multiple_of}
+    section: dict[str, Any] = {"schedule": taper.schedule, "start": taper.start, "end": taper.end}
+    if taper.schedule == "sigmoid":
+        section["steepness"] = taper.steepness
+    return {**section, "multiple_of": taper.multiple_of}
+
+
+def _budget(options: Mapping[str, Any]) -> tuple[str, int, float]:
+    given = [name for name in QUANTITIES if options.get(name) is not None]
+    if options.get("like") is not None:
+        from olmo_ext.config import load_run_config
+
+        if len(given) > 0:
+            raise InputError(f"both --like and {QUANTITIES[given[0]]}", right="one budget")
+        config = load_run_config(Path(options["like"]), check_budget_too=False)
+        tolerance = options["tolerance"]
+        if config.budget is not None:
+            return config.budget.quantity, config.budget.target, tolerance
+        return "non_embedding", config.counts.non_embedding, tolerance
+    if len(given) != 1:
+        named = " and ".join(QUANTITIES[name] for name in given) or "no budget"
+        raise InputError(f"{named} given", right=f"one of {', '.join(QUANTITIES.values())}, --like CONFIG")
+    try:
+        target = parse_count(options[given[0]])
+    except ValueError as error:
+        raise InputError(str(error), where=QUANTITIES[given[0]], right="as 113.25M") from None
+    if target < 1:
+        raise InputError(f"{target} is not positive", where=QUANTITIES[given[0]])
+    return given[0], target, options["tolerance"]
+
+
+def _typed_options(kind: Any, pairs: Sequence[str], *, option: str) -> dict[str, Any]:
+    """`key=value` options of a registered type, over its defaults."""
+    values = dict(kind.options)
+    for text in pairs:
+        key, equals, value = text.partition("=")
+        if not equals or key not in values:
+            known = ", ".join(values) or "none"
+            raise InputError(f"{text!r} is no option of {kind.name!r}", where=option, right=f"known: {known}")
+        default = values[key]
+        try:
+            is_number = isinstance(default, (int, float)) and not isinstance(default, bool)
+            values[key] = type(default)(parse_number(value)) if is_number else value
+        except ValueError as error:
+            raise InputError(str(error), where=option) from None
+    return values
+
+
+def make_problem(options: Mapping[str, Any]) -> Problem:
+    """The problem that the command line states; every option that is left out stays free.
+
+    :raises InputError: naming the option.
+    """
+    from olmo_ext.blocks.registry import ATTENTION_TYPES, FFN_TYPES
+
+    quantity, target, tolerance = _budget(options)
+    multiple_of = options["multiple_of"]
+    ffn_type = options["ffn_type"] or ("hourglass" if options["sub_mlps"] not in (None, "1") else "conventional")
+    stated: dict[str, Any] = {
+        "quantity": quantity,
+        "target": target,
+        "tolerance": tolerance,
+        "multiple_of": multiple_of,
+        "ffn_type": ffn_type,
+        "activation": options["activation"],
+        "ffn_options": _typed_options(FFN_TYPES.get(ffn_type, where="--ffn-type"), (), option="--ffn-type"),
+        "attention_type": options["attention_type"],
+        "attention_options": _typed_options(
+            ATTENTION_TYPES.get(options["attention_type"], where="--attention-type"),
+            options["attention_option"],
+            option="--attention-option",
+        ),
+        "embedding_size": options["embedding_size"],
+        "max_sequence_length": options["sequence_length"],
+        "weight_tying": options["tied"],
+        "kv_heads": options["kv_heads"],
+    }
+    lists = (
+        ("layers", "layers", 1),
+        ("num_sub_mlps", "sub_mlps", 1),
+        ("heads", "heads", 1),
+        ("head_dim", "head_dim", 2),
+    )
+    for name, key, step in lists:
+        if options[key] is not None:
+            stated[name] = whole_numbers(options[key], option=f"--{key.replace('_', '-')}", step=step)
+    if any(dim % 2 for dim in stated.get("head_dim", ())):
+        raise InputError("an odd head_dim", where="--head-dim", right="rotary embeddings turn pairs: even sizes")
+    if options["d_model"] is not None:
+        stated["d_model"] = whole_numbers(options["d_model"], option="--d-model", step=options["d_model_multiple_of"])
+    else:
+        step = options["d_model_multiple_of"]
+        stated["d_model"] = tuple(range(step, 8193, step))
+    if options["d_ff"] is not None:
+        stated["d_ff"] = interval(options["d_ff"], option="--d-ff")
+    for name, share in (("ratio", False), ("total_ratio", False), ("aspect", False), ("attention_share", True)):
+        if options[name] is not None:
+            stated[name] = interval(options[name], option=f"--{name.replace('_', '-')}", share=share)
+    for name in ("attention", "ffn"):
+        if options[name] is not None:
+            stated[name] = weights(options[name], option=f"--{name}")
+    if options["taper"] is not None:
+        stated["taper"] = parse_taper(options["taper"], multiple_of=options["taper_multiple_of"])
+    return Problem(**stated)
