@@ -61,7 +61,8 @@ class Tokenizer:
         pre_tokenizer = self._canonical.get("pre_tokenizer") or {}
         parts = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
         byte_level = [part for part in parts if part.get("type") == "ByteLevel"]
-        return bool(byte_level) and not byte_level[0].get("add_prefix_space") and self._canonical.get("normalizer") is None
+        plain = bool(byte_level) and not byte_level[0].get("add_prefix_space")
+        return plain and self._canonical.get("normalizer") is None
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text, no EOS added."""
