@@ -218,7 +218,7 @@ def start(
     sweep: str | None,
     attempt: int,
 ) -> WandbRun | NullRun:
-    """Begin logging one attempt; called on rank 0, returns in milliseconds whether or not a server answers.
+    """Begin logging one attempt; only rank 0 logs, and this returns in milliseconds whether or not a server answers.
 
     :param shape: what shape.json holds.
     :param provenance: what provenance.json holds.
@@ -228,7 +228,7 @@ def start(
     """
     check_names(config_values, sweep=sweep, run=run_directory.name)
     mode = choose_mode()
-    if not is_configured(config_values) or mode == "disabled":
+    if not is_configured(config_values) or mode == "disabled" or os.environ.get("RANK", "0") != "0":
         return NullRun()
     try:
         settings = writer_settings(

@@ -106,8 +106,9 @@ def _watch_for_cancel(run: Any, events: Events) -> None:
     import wandb
 
     path = f"{run.entity}/{run.project}/{run.id}"
+    pause = float(os.environ.get("OLMO_EXT_WANDB_CANCEL_SECONDS") or CANCEL_POLL_SECONDS)
     while True:
-        time.sleep(CANCEL_POLL_SECONDS)
+        time.sleep(pause)
         try:
             tags = wandb.Api(timeout=10).run(path).tags
         except Exception:  # noqa: BLE001  (an unreachable server is no reason to stop)

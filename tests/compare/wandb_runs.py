@@ -103,6 +103,17 @@ def command(arguments: list[str], environment: dict[str, str]) -> subprocess.Com
     )
 
 
+def compare_with_golden(name: str, content: object) -> None:
+    """Compare whole: a missing or an extra line fails. UPDATE_GOLDEN=1 writes the file instead, to be read and
+    committed."""
+    text = json.dumps(content, indent=1, sort_keys=True) + "\n"
+    path = Path(__file__).parents[1] / "golden" / name
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert path.read_text() == text
+
+
 def sweep_file(folder: Path, names: list[str]) -> None:
     runs = [{"name": name, "group": name, "seed": 1, "values": {}} for name in names]
     (folder / "sweep.json").write_text(json.dumps({"name": folder.name, "baseline": names[0], "runs": runs}))
