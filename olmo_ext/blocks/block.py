@@ -101,8 +101,12 @@ class ShapedBlock(OLMoBlock):
         )
         if norm_after:
             update = self._recomputed(self.attn_norm, update)
-        x = x + self.dropout(update)
+        return self.feed_forward(x + self.dropout(update)), cache
+
+    def feed_forward(self, x: torch.Tensor) -> torch.Tensor:
+        """What follows attention: every sub-MLP with its norm and residual."""
+        norm_after = self.config.norm_after
         for norm, mlp in zip(self.ff_norms, self.sub_mlps, strict=True):
             update = self._recomputed(norm, mlp(x)) if norm_after else mlp(self._recomputed(norm, x))
             x = x + self.dropout(update)
-        return x, cache
+        return x
