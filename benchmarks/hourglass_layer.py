@@ -1,6 +1,6 @@
 """The hourglass FFN of one layer against the bare matrix products of the same sizes.
 
-Forward and backward, fp32, CPU by default; K sub-MLPs, each with RMSNorm, SwiGLU and residual. The matrix products are what
+Forward and backward, fp32, CPU by default; K sub-MLPs, each with RMSNorm, SwiGLU and residual. The products are what
 no implementation can avoid: three forward and six backward ones per sub-MLP. Rounds are interleaved, medians are
 compared, so a busy machine touches both sides alike.
 
