@@ -227,7 +227,7 @@ def _write_files(folder: Path, snapshot: Snapshot) -> int:
     marker.write_text(json.dumps({"format": FORMAT, "step": snapshot.step, "files": files}, indent=1) + "\n")
     _sync_file(marker)
     sync_directory(folder)
-    return sum(entry["size"] for entry in files.values())
+    return sum((folder / name).stat().st_size for name in files)
 
 
 def _sync_file(path: Path) -> None:

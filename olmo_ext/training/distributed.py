@@ -137,18 +137,24 @@ def _wrap_fsdp(model: Any, cfg: TrainConfig, ranks: Ranks) -> FSDP:
     def materialise(module: torch.nn.Module) -> None:
         module.to_empty(device=ranks.device, recurse=False)
 
+    on_cpu = ranks.device.type == "cpu"
+    if on_cpu:
+        # FSDP broadcasts the weights from GPUs only.
+        model = model if ranks.is_first else model.to_empty(device="cpu")
+        for tensor in (*model.parameters(), *model.buffers()):
+            dist.broadcast(tensor.detach(), src=0)
     return FSDP(
         model,
         sharding_strategy=cfg.fsdp.sharding_strategy,
         # fp32 on a CPU: see `effective_precision`.
-        mixed_precision=cfg.fsdp_precision if ranks.device.type != "cpu" else None,
+        mixed_precision=None if on_cpu else cfg.fsdp_precision,
         auto_wrap_policy=model.get_fsdp_wrap_policy(cfg.fsdp.wrapping_strategy),
         use_orig_params=cfg.fsdp.use_orig_params,
         limit_all_gathers=True,
         # Without it FSDP looks for an accelerator, on a machine that has none.
         device_id=ranks.device,
-        param_init_fn=None if ranks.is_first else materialise,
-        sync_module_states=True,
+        param_init_fn=None if ranks.is_first or on_cpu else materialise,
+        sync_module_states=not on_cpu,
         **options,
     )
 

@@ -17,8 +17,8 @@ log = logging.getLogger("olmo_ext.training")
 LINE_SECONDS = 5.0
 """Least time between two plain lines about steps."""
 
-KEPT = ("train/CrossEntropyLoss", "train/Perplexity", "train/ZLoss", "train/masked_instances_local_rank")
-KEPT += ("optim/total_grad_norm", "optim/learning_rate")
+KEPT = {"train/CrossEntropyLoss", "train/Perplexity", "train/ZLoss", "train/masked_instances_local_rank"}
+KEPT |= {"optim/total_grad_norm", "optim/learning_rate"}
 
 
 def row_values(metrics: Mapping[str, float], *, everything: bool) -> dict[str, float]:

@@ -9,6 +9,7 @@ import os
 import time
 import traceback
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, TextIO
 
 import torch
@@ -65,7 +66,8 @@ class Session:
 
         self.stop_reason: str | None = None
         self.save_seconds: float | None = None
-        self.step_seconds = 0.0
+        self.step_seconds, self.evaluation_seconds = 0.0, 0.0
+        self._began = time.monotonic()
         self._heartbeat = 0.0
         self._indices: TextIO | None = None
         self._profiler: Any = None
@@ -112,6 +114,8 @@ class Session:
         length = run_length(values, instances=data["instances"], where=where)
         self.state.max_steps = length.steps
         self._check_space()
+        self.data = data
+        own = self._own_checkpoint()
         if ranks.is_first:
             self._write_description(data)
             self.directory.write_state(self.state)
@@ -134,6 +138,10 @@ class Session:
             loader_values, rank=ranks.rank, world_size=ranks.world_size, work_dir=self.directory.path / "order"
         )
         evaluators = build_evaluators(cfg, device=ranks.device, world_size=ranks.world_size, rank=ranks.rank)
+        for own_randomness in (loader, *(evaluator.eval_loader for evaluator in evaluators)):
+            # Every pass over a DataLoader draws from the global generator: a restart, which begins one more pass, and
+            # an evaluation would change the dropout of the steps after it.
+            own_randomness.generator = torch.Generator()
         model, wrapped = build_wrapped_model(self.config, cfg, ranks)
         # Dropout differs between ranks, and does not depend on how the weights were drawn.
         seed_all((values["seed"] + ranks.rank) % 2**32)
@@ -150,11 +158,12 @@ class Session:
             hooks=self,
         )
         self.trainer = trainer
-        self.data = data
         self._open_indices(stack)
-        done = self._restore()
+        done = self._restore(own)
         trainer.stop_step = self._stop_step(length.steps)
-        self.time_limit = TimeLimit(seconds=values["time_limit"], end_time=scheduler_end_time())
+        limit = values["time_limit"]
+        left = None if limit is None else limit - (time.monotonic() - self._began)
+        self.time_limit = TimeLimit(seconds=left, end_time=scheduler_end_time())
         strategy = str(cfg.distributed_strategy)
         place = f"{self._device_name()} ({ranks.world_size} x {strategy}, {cfg.precision})"
         self.say(
@@ -306,23 +315,29 @@ class Session:
 
     # -- restoring -------------------------------------------------------------------------------------------------
 
-    def _restore(self) -> int:
-        """Bring trainer, data and random state to where the run was left; returns the step."""
-        restorer = Restorer(self.trainer, values=self.values, ranks=self.ranks, say=self.say)
-        own: Any = None
+    def _own_checkpoint(self) -> Path | None:
+        """The newest complete checkpoint of this run, made from the same data.
+
+        :raises InputError: if the data has changed since.
+        """
+        own = None
         if self.ranks.is_first:
             self.store.remove_leftovers()
             own = self.store.newest_complete()
         own = agree(own, self.ranks)
+        if own is not None and (differences := compare_fingerprints(files.read_train_state(own)["data"], self.data)):
+            raise InputError(
+                f"the data is not what this run was trained on: {'; '.join(differences)}",
+                where=str(own),
+                right="files may move, but their content, their order and the settings must stay",
+            )
+        return own
+
+    def _restore(self, own: Path | None) -> int:
+        """Bring trainer, data and random state to where the run was left; returns the step."""
+        restorer = Restorer(self.trainer, values=self.values, ranks=self.ranks, say=self.say)
         if own is not None:
-            state = restorer.from_own(own)
-            if state.get("data") is not None and (differences := compare_fingerprints(state["data"], self.data)):
-                raise InputError(
-                    f"the data is not what this run was trained on: {'; '.join(differences)}",
-                    where=str(own),
-                    right="files may move, but their content, their order and the settings must stay",
-                )
-            self.save_seconds = state.get("save_seconds")
+            self.save_seconds = restorer.from_own(own)["save_seconds"]
         elif self.values["load_path"]:
             restorer.from_elsewhere(self.values["load_path"])
         else:
@@ -342,7 +357,9 @@ class Session:
             self._profiler.step()
         if not self.ranks.is_first:
             return self.stop.reason
-        if self.time_limit.is_reached(save_seconds=self._expected_save_seconds(), step_seconds=self.step_seconds):
+        evaluates = step % self.trainer.cfg.eval_interval == 0
+        ahead = self.step_seconds + (self.evaluation_seconds if evaluates else 0.0)
+        if self.time_limit.is_reached(save_seconds=self._expected_save_seconds(), step_seconds=ahead):
             self.stop.request("time limit")
         factor = self.values["early_stopping_factor"]
         trainer = self.trainer
@@ -396,7 +413,8 @@ class Session:
             self._heartbeat = time.monotonic()
             self.directory.write_state(self.state)
 
-    def after_evaluation(self, metrics: dict[str, float]) -> None:
+    def after_evaluation(self, metrics: dict[str, float], *, seconds: float) -> None:
+        self.evaluation_seconds = seconds
         if self.ranks.is_first and metrics:
             self._record("eval", metrics)
             assert self.reporter is not None

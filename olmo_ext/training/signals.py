@@ -83,7 +83,7 @@ def _tell(text: str) -> None:
 class TimeLimit:
     """When a run has to start its last save, so that the save ends before the limit.
 
-    :param seconds: from the process's start of training; None if there is no such limit.
+    :param seconds: from now; None if there is no such limit.
     :param end_time: unix time at which the scheduler ends the job (`SLURM_JOB_END_TIME`), or None.
     """
 

@@ -107,23 +107,20 @@ def load_model(model: torch.nn.Module, weights: Tensors) -> None:
         with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT, config):
             model.load_state_dict(weights)
         return
-    inner = model.module if hasattr(model, "module") else model
-    inner.load_state_dict(weights)  # type: ignore[operator]
+    inner: Any = getattr(model, "module", model)
+    inner.load_state_dict(weights)
 
 
 def load_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, states: OptimizerState) -> None:
     """Put full optimizer state, present on every rank, into the optimizer; its param groups stay the config's."""
     if isinstance(model, FSDP):
-        names = {clean_name(name): name for name, _ in model.named_parameters()}
+        names = {clean_name(name) for name, _ in model.named_parameters()}
+        groups = [
+            {**group, "params": [clean_name(name) for name in group["param_names"]]} for group in optimizer.param_groups
+        ]
         full = {
-            "state": {clean_name(names[name]): dict(state) for name, state in states.items() if name in names},
-            "param_groups": [
-                {
-                    **{k: v for k, v in group.items() if k != "params"},
-                    "params": [clean_name(n) for n in group["param_names"]],
-                }
-                for group in optimizer.param_groups
-            ],
+            "state": {name: dict(state) for name, state in states.items() if name in names},
+            "param_groups": groups,
         }
         config = FullOptimStateDictConfig(rank0_only=False)
         with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT, optim_state_dict_config=config):

@@ -45,7 +45,7 @@ class Hooks(Protocol):
 
     def after_step(self, metrics: dict[str, float], *, batch_seconds: float) -> None: ...
 
-    def after_evaluation(self, metrics: dict[str, float]) -> None: ...
+    def after_evaluation(self, metrics: dict[str, float], *, seconds: float) -> None: ...
 
     def save_due(self, step: int) -> bool: ...
 
@@ -66,12 +66,12 @@ class _NoWandb:
 @contextmanager
 def without_upstream_wandb() -> Iterator[None]:
     """Upstream's loop logs to any W&B run of the process and asks the server whether the run was cancelled."""
-    original = olmo.train.wandb  # type: ignore[attr-defined]
-    olmo.train.wandb = _NoWandb  # type: ignore[attr-defined]
+    original = olmo.train.wandb
+    olmo.train.wandb = _NoWandb  # type: ignore[assignment]
     try:
         yield
     finally:
-        olmo.train.wandb = original  # type: ignore[attr-defined]
+        olmo.train.wandb = original
 
 
 OUR_KEYS = ("budget", "plugins", "node")
@@ -217,14 +217,15 @@ class RunTrainer(Trainer):
         """Upstream's evaluation, run eagerly: it compiles a version per batch shape and then resets the compiler, so
         that every block is compiled again after each evaluation."""
         assert self.hooks is not None
+        began = time.monotonic()
         compiled, self.cfg.compile = self.cfg.compile, None
         try:
             with torch.compiler.set_stance("force_eager") if compiled is not None else nullcontext():
                 metrics = super().eval()
         finally:
             self.cfg.compile = compiled
-        self.hooks.after_evaluation(metrics)
         self._clock = time.monotonic()
+        self.hooks.after_evaluation(metrics, seconds=self._clock - began)
         return metrics
 
     def eval_batch(self, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
