@@ -91,8 +91,9 @@ def _taper(run: Run, widths: tuple[int, ...]) -> tuple[str | None, str | None]:
     if isinstance(rule, Mapping):
         if rule.get("schedule"):
             start, end = rule.get("start"), rule.get("end")
-            both = start is not None and end is not None
-            return str(rule["schedule"]), f"{float(start):g}–{float(end):g}" if both else None
+            if start is None or end is None:
+                return str(rule["schedule"]), None
+            return str(rule["schedule"]), f"{float(start):g}–{float(end):g}"
         if rule.get("groups"):
             return "groups", "/".join(f"{float(g):g}" for g in rule["groups"])
     return ("widths", None) if len(set(widths)) > 1 else (None, None)

@@ -101,12 +101,8 @@ def describe_unfinished(run: Run) -> str:
 def _print_paper(result: Comparison, console: Console) -> None:
     console.print("\n[bold]Paper beside ours[/bold]")
     for row in result.paper:
-        ours = words.number(row.our_value, 3)
-        console.print(
-            _escape(
-                f"{row.group}: paper {row.metric} {row.paper_value:g}, ours {ours}: {row.verdict or 'shown'} ({row.why})"
-            )
-        )
+        ours, verdict = words.number(row.our_value, 3), f"{row.verdict or 'shown'} ({row.why})"
+        console.print(_escape(f"{row.group}: paper {row.metric} {row.paper_value:g}, ours {ours}: {verdict}"))
 
 
 def to_json(result: Comparison) -> dict[str, Any]:
@@ -131,7 +127,7 @@ def to_json(result: Comparison) -> dict[str, Any]:
             "learning_rates": [dataclasses.asdict(row) for row in result.learning_rates],
             "scaling": None if result.scaling is None else {
                 "fits": [
-                    {k: v for k, v in dataclasses.asdict(fit).items() if k not in ("draws", "grid", "fitted", "low", "high")}
+                    {key: value for key, value in dataclasses.asdict(fit).items() if key not in _BULKY}
                     for fit in result.scaling.fits
                 ],
                 "crossings": [dataclasses.asdict(crossing) for crossing in result.scaling.crossings],
@@ -151,7 +147,9 @@ def _group_json(group: GroupResult) -> dict[str, Any]:
         "seeds_finished": [run.seed for run in group.finished],
         "seeds_asked": [run.seed for run in group.runs],
         "family": shape.family,
-        "parameters": {"non_embedding": shape.non_embedding, "total": shape.total, "attention": shape.attention, "ffn": shape.ffn},
+        "parameters": {
+            "non_embedding": shape.non_embedding, "total": shape.total, "attention": shape.attention, "ffn": shape.ffn
+        },
         "training_flops_per_token": shape.flops_per_token,
         "training_flops_per_token_causal": shape.flops_per_token_causal,
         "tokens": group.tokens,
@@ -189,6 +187,7 @@ def _clean(value: Any) -> Any:
     return value
 
 
+_BULKY = ("draws", "grid", "fitted", "low", "high")
 CSV_HEADER = ("run", "group", "seed", "metric", "step", "tokens", "flops", "seconds", "value")
 
 

@@ -43,7 +43,10 @@ def verdict(result: Comparison) -> str:
         )
     else:
         top = best
-        first = f"Every other shape is worse than {_name_of(result, top.baseline)}; the nearest is {_name(top)}, {_amount(top)}."
+        first = (
+            f"Every other shape is worse than {_name_of(result, top.baseline)}; the nearest is {_name(top)}, "
+            f"{_amount(top)}."
+        )
     return f"{first} {_rest(result, top, better, worse, undecided)}"
 
 
@@ -105,8 +108,7 @@ def _rest(
         parts.append(text)
     if not parts:
         return _cost(top)
-    sentence = "; ".join(parts)
-    return sentence[0].upper() + sentence[1:] + "."
+    return f"Of the others, {'; '.join(parts)}."
 
 
 def _are(groups: list[GroupResult]) -> str:
@@ -157,7 +159,8 @@ def _over_learning_rates(result: Comparison) -> str:
 def _nothing(result: Comparison) -> str:
     done = sum(1 for run in result.sweep.runs if run.finished)
     if not done:
-        return f"No run has finished yet, so nothing is compared. {words.plural(len(result.sweep.runs), 'run')} belong to the sweep."
+        many = words.plural(len(result.sweep.runs), "run")
+        return f"No run has finished yet, so nothing is compared. The sweep has {many}."
     if len(result.groups) == 1:
         return "There is one group of runs only, so nothing is compared. Its curves and its shape are below."
     reasons = list(dict.fromkeys(reason for group in result.groups for reason in group.blocking))
@@ -172,8 +175,8 @@ def notes(result: Comparison) -> list[str]:
     methods = {group.nats.method for group in compared if group.nats is not None}
     if METHOD_SEEDS in methods:
         found.append(
-            "Intervals are 95 %, Student's t on differences paired by seed. Seeds change the initial weights; the order of "
-            "the data is the same for all, so the intervals do not cover data-order variance."
+            "Intervals are 95 %, Student's t on differences paired by seed. Seeds change the initial weights; the "
+            "order of the data is the same for all, so the intervals do not cover data-order variance."
         )
     if METHOD_DOCUMENTS in methods:
         found.append(
@@ -184,13 +187,13 @@ def notes(result: Comparison) -> list[str]:
         found.append("One paired seed without losses per document says nothing about its own noise: unknown.")
     if result.comparisons > 1:
         found.append(
-            f"p-values are corrected with Holm's method for the {result.comparisons} comparisons of this sweep; the intervals "
-            "are not."
+            f"p-values are corrected with Holm's method for the {result.comparisons} comparisons of this sweep; the "
+            "intervals are not."
         )
     if compared:
         found.append(
-            "Seeds needed: a two-sided paired t-test at 5 % with 80 % power and the observed deviation; unknown below three "
-            "seeds."
+            "Seeds needed: a two-sided paired t-test at 5 % with 80 % power and the observed deviation; unknown below "
+            "three seeds."
         )
     unequal = [
         group
@@ -199,8 +202,8 @@ def notes(result: Comparison) -> list[str]:
     ]
     if unequal:
         found.append(
-            f"Budgets differ by more than 0.5 % from the baseline's in {words.plural(len(unequal), 'group')}: the table "
-            "shows by how much, in parameters and in FLOPs per token. Nothing is averaged over unequal budgets."
+            f"Budgets differ by more than 0.5 % from the baseline's in {words.plural(len(unequal), 'group')}: the "
+            "table shows by how much, in parameters and in FLOPs per token. Nothing is averaged over unequal budgets."
         )
     if not result.sweep.budget_checked:
         found.append("The sweep asked for unequal budgets.")
@@ -210,12 +213,10 @@ def notes(result: Comparison) -> list[str]:
         {group.baseline for group in result.groups if group.baseline not in (None, result.sweep.baseline)} - {None}
     )
     if own:
-        found.append(
-            f"Groups of another size are compared with the baseline of their own size: {', '.join(map(str, own))}."
-        )
+        found.append(f"Groups of another size are compared with the baseline of that size: {', '.join(map(str, own))}.")
     if result.learning_rate_axis:
         found.append(
-            "The best learning rate is chosen by the same validation loss that is compared, which flatters shapes with more "
-            "rates tried."
+            "The best learning rate is chosen by the same validation loss that is compared, which flatters shapes with "
+            "more rates tried."
         )
     return found

@@ -127,11 +127,24 @@ def make_run(
              "seconds": done / speed, "time": 1.79e9 + done / speed, "values": row_values}
         )  # fmt: skip
 
+    def scores_at(step: int) -> dict[str, float]:
+        scores: dict[str, float] = {}
+        for index, label in enumerate(labels):
+            value = float(curve[step - 1]) + 0.5 * index
+            scores |= {
+                f"eval/{label}/CrossEntropyLoss": value,
+                f"eval/{label}/Perplexity": float(np.exp(value)),
+                f"eval/{label}/tokens": 40000,
+            }
+        return scores
+
     lines = [row("attempt", 1, 0, {})]
     restored = last // 2 if attempts > 1 else 0
     for step in range(1, restored + 4 if attempts > 1 else 0):
         loss = 99.0 if step > restored else float(train[step - 1])
         lines.append(row("train", 1, step, {"train/CrossEntropyLoss": loss}))
+        if step % every == 0 and step <= restored:
+            lines.append(row("eval", 1, step, scores_at(step)))
     if attempts > 1:
         lines.append(row("attempt", 2, restored, {}))
     for step in range(restored + 1, last + 1):
@@ -143,14 +156,7 @@ def make_run(
         }
         lines.append(row("train", attempts, step, measured))
         if step % every == 0 or step == steps:
-            scores: dict[str, float] = {}
-            for index, label in enumerate(labels):
-                value = float(curve[step - 1]) + 0.5 * index
-                scores |= {
-                    f"eval/{label}/CrossEntropyLoss": value,
-                    f"eval/{label}/Perplexity": float(np.exp(value)),
-                    f"eval/{label}/tokens": 40000,
-                }
+            scores = scores_at(step)
             if step == last:
                 scores |= {f"eval/downstream/{name}": value for name, value in (downstream or {}).items()}
             lines.append(row("eval", attempts, step, scores))

@@ -1,0 +1,135 @@
+"""Layer geometry as strips over depth, needle-in-a-haystack scores as length x depth grids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+from olmo_ext.compare import words
+from olmo_ext.compare.comparison import Comparison, GroupResult
+from olmo_ext.compare.report.html import Html, behind, section, table
+
+QUANTITIES = {
+    "rho_mlp": "ρ MLP: cosine of the FFN's output with the residual stream",
+    "rho_block": "ρ block: cosine of the whole block's update with the residual stream",
+    "effective_rank": "Effective rank of the FFN's inner activations",
+    "dead_share": "Share of inner units that are never active",
+    "ffn_over_attention": "FFN update over attention update",
+}
+"""Shown first, in this order and under these names; other per-layer numbers follow under their own."""
+
+MOST_QUANTITIES = 6
+
+
+def layer_values(diagnosis: Mapping[str, Any]) -> dict[str, list[float]]:
+    """Quantity -> value per layer, from a diagnosis file's `layers` (one mapping per layer, in order)."""
+    layers = diagnosis.get("layers")
+    if not isinstance(layers, list) or not all(isinstance(layer, Mapping) for layer in layers):
+        return {}
+    names = [name for name, value in (layers[0] if layers else {}).items() if _is_number(value) and name != "layer"]
+    return {
+        name: [float(layer[name]) for layer in layers]
+        for name in names
+        if all(_is_number(layer.get(name)) for layer in layers)
+    }
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _mean(group: GroupResult) -> dict[str, list[float]]:
+    """Means over the group's finished runs."""
+    found: dict[str, list[list[float]]] = {}
+    for run in group.finished:
+        for name, values in layer_values(run.diagnosis).items():
+            found.setdefault(name, []).append(values)
+    return {
+        name: [sum(column) / len(column) for column in zip(*rows, strict=True)]
+        for name, rows in found.items()
+        if len({len(row) for row in rows}) == 1
+    }
+
+
+def diagnosis(result: Comparison) -> str:
+    """A strip per group and quantity, first layer left, all strips of one width whatever their number of layers."""
+    means = {number: _mean(group) for number, group in enumerate(result.groups)}
+    names = list(dict.fromkeys(name for values in means.values() for name in values))
+    names = sorted(names, key=lambda name: list(QUANTITIES).index(name) if name in QUANTITIES else len(QUANTITIES))
+    parts = []
+    for name in names[:MOST_QUANTITIES]:
+        shown = {number: values[name] for number, values in means.items() if name in values}
+        every = [value for values in shown.values() for value in values]
+        low, high = min(every), max(every)
+        strips, rows = [], []
+        for number, values in shown.items():
+            group = result.groups[number].name
+            cells = "".join(
+                f'<span style="--v:{_share(value, low, high):.3f}" title="layer {layer}: {value:.3f}"></span>'
+                for layer, value in enumerate(values)
+            )
+            strips.append(
+                f'<div class="strip" data-group="{number}"><span class="strip-name">{escape(group)}</span>'
+                f'<span class="strip-cells" role="img" aria-label="{escape(group)}, {len(values)} layers, first '
+                f'{values[0]:.3f}, last {values[-1]:.3f}">{cells}</span></div>'
+            )
+            rows.append([group, ", ".join(f"{value:.3f}" for value in values)])
+        title = QUANTITIES.get(name, name)
+        data = behind(table(["Group", "First to last layer"], rows, caption=title, css="wrap", numeric_from=2))
+        scale = (
+            f'<p class="scale"><span>{words.number(low)}</span><i></i><span>{words.number(high)}</span>'
+            "<span>first layer left, last right</span></p>"
+        )
+        parts.append(f"<figure>{''.join(strips)}{scale}<figcaption><b>{escape(title)}.</b></figcaption>{data}</figure>")
+    return section("diagnosis", "Inside the layers", *parts, short="Layers") if parts else ""
+
+
+def _share(value: float, low: float, high: float) -> float:
+    return (value - low) / (high - low) if high > low else 0.5
+
+
+def needles(result: Comparison) -> str:
+    """One grid per group and task: share of needles found by length and depth."""
+    grids: dict[str, list[str]] = {}
+    for number, group in enumerate(result.groups):
+        scores: dict[tuple[str, str], dict[tuple[float, float], list[float]]] = {}
+        for run in group.finished:
+            for row in run.evaluations:
+                if row.get("length") is None or not _is_number(row.get("value")):
+                    continue
+                place = (float(row.get("depth") or 0.0), float(row["length"]))
+                key = (str(row.get("task")), str(row.get("metric")))
+                scores.setdefault(key, {}).setdefault(place, []).append(float(row["value"]))
+        for (task, metric), cells in scores.items():
+            grids.setdefault(f"{task}, {metric}", []).append(_grid(number, group.name, cells))
+    if not grids:
+        return ""
+    parts = [f'<h3>{escape(task)}</h3><div class="needles">{"".join(drawn)}</div>' for task, drawn in grids.items()]
+    caption = '<p class="aside">Share found, by length of the text (columns) and depth of the needle (rows), mean over the seeds.</p>'
+    return section("needles", "Needles in long text", caption, *parts, short="Needles")
+
+
+def _grid(number: int, name: str, cells: Mapping[tuple[float, float], list[float]]) -> str:
+    lengths, depths = sorted({length for _, length in cells}), sorted({depth for depth, _ in cells})
+    most = max(1.0, *(max(values) for values in cells.values()))
+    rows = []
+    for depth in depths:
+        row = [f'<th scope="row">{100 * depth:.0f} %</th>' if depth <= 1 else f'<th scope="row">{depth:g}</th>']
+        for length in lengths:
+            values = cells.get((depth, length))
+            if values is None:
+                row.append(f"<td>{words.DASH}</td>")
+                continue
+            mean = sum(values) / len(values)
+            row.append(f'<td class="heat good" style="--v:{mean / most:.3f}">{mean:.2f}</td>')
+        rows.append(f"<tr>{''.join(row)}</tr>")
+    heads = "".join(f'<th scope="col">{_length(length)}</th>' for length in lengths)
+    return Html(
+        f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(name)}" data-group="{number}"><table class="heatmap '
+        f'small"><caption>{escape(name)}</caption><thead><tr><td></td>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+    )
+
+
+def _length(length: float) -> str:
+    return f"{length / 1024:g}K" if length % 1024 == 0 else f"{length:g}"

@@ -1,0 +1,65 @@
+"""Small pieces of HTML: everything that comes from a file is escaped here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+
+class Html(str):
+    """Text that is HTML already."""
+
+
+def text(value: object) -> str:
+    """Escape anything that is not `Html`."""
+    return value if isinstance(value, Html) else escape(str(value))
+
+
+def table(
+    header: Sequence[object], rows: Iterable[Sequence[object]], *, caption: str, numeric_from: int = 1, css: str = ""
+) -> Html:
+    """A table with row headings in its first column.
+
+    :param numeric_from: the first column that is aligned as numbers.
+    """
+    kind = [' class="num"' if number >= numeric_from else "" for number in range(len(header))]
+    heads = "".join(f'<th scope="col"{k}>{text(h)}</th>' for k, h in zip(kind, header, strict=True))
+    body = []
+    for row in rows:
+        first, *others = row
+        cells = "".join(f"<td{k}>{text(cell)}</td>" for k, cell in zip(kind[1:], others, strict=True))
+        body.append(f'<tr><th scope="row">{text(first)}</th>{cells}</tr>')
+    style = f' class="{css}"' if css else ""
+    # Focusable, so that a keyboard can scroll a table that is wider than the screen.
+    return Html(
+        f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(caption)}"><table{style}>'
+        f"<caption><span>{escape(caption)}</span></caption><thead><tr>{heads}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
+    )
+
+
+def behind(content: str, summary: str = "The numbers as a table") -> Html:
+    """A table behind a plot."""
+    return Html(f'<details class="behind"><summary>{escape(summary)}</summary>{content}</details>')
+
+
+def items(texts: Iterable[object], css: str = "") -> Html:
+    style = f' class="{css}"' if css else ""
+    return Html(f"<ul{style}>{''.join(f'<li>{text(entry)}</li>' for entry in texts)}</ul>")
+
+
+def section(identifier: str, title: str, *parts: str, short: str = "") -> Html:
+    """A part of the page; `short` is its name in the bar at the top."""
+    content = "".join(part for part in parts if part)
+    return Html(
+        f'<section id="{identifier}" data-short="{escape(short or title)}" aria-labelledby="{identifier}-title"><h2 id="{identifier}-title">{escape(title)}</h2>'
+        f"{content}</section>"
+    )
+
+
+def plot(identifier: str, label: str, caption: str, table_behind: str, *, controls: str = "", css: str = "") -> Html:
+    """A figure that the script draws, with its caption and its table."""
+    style = f"plot {css}".strip()
+    return Html(
+        f'<figure id="figure-{identifier}">{controls}<div class="{style}" id="plot-{identifier}" role="img" '
+        f'aria-label="{escape(label)}"></div><figcaption>{caption}</figcaption>{table_behind}</figure>'
+    )
