@@ -126,13 +126,16 @@ def estimate_memory(
     num_devices: int = 1,
     checkpointing: str | None = None,
     z_loss: bool = True,
+    sharding: str = "FULL_SHARD",
 ) -> MemoryEstimate:
     """Bytes per device at the peak of a training step.
 
     :param strategy: `ddp`, `fsdp` (weights, gradients and moments sharded over all devices) or None for one device.
+    :param sharding: FSDP's strategy; all but FULL_SHARD and NO_SHARD are taken as SHARD_GRAD_OP, which keeps every
+        gathered weight until its backward pass.
     """
     kind = _kind(precision)
-    sharded = strategy == "fsdp" and num_devices > 1
+    sharded = strategy == "fsdp" and num_devices > 1 and sharding != "NO_SHARD"
     share = num_devices if sharded else 1
     parameters = counts.total
     head = shape.embedding_size * shape.d_model
@@ -140,7 +143,8 @@ def estimate_memory(
     if sharded:
         # Two layers are gathered at a time (the running one and the next), and the root: embeddings and head.
         per_layer = max(layer.attention + layer.ffn + layer.norm for layer in count_layers(shape))
-        copies = (2 * per_layer + counts.embedding + counts.head) * (2.0 if kind == "amp" else 4.0)
+        gathered = 2 * per_layer + counts.embedding + counts.head if sharding == "FULL_SHARD" else parameters
+        copies = gathered * (2.0 if kind == "amp" else 4.0)
     else:
         if kind == "amp":
             copies += 2.0 * (counts.non_embedding + head)
@@ -173,6 +177,7 @@ def largest_micro_batch(
     num_devices: int = 1,
     checkpointing: str | None = None,
     z_loss: bool = True,
+    sharding: str = "FULL_SHARD",
 ) -> int:
     """The largest divisor of the device's batch whose step fits into `memory` bytes; 0 if one sequence does not."""
     for micro_batch in sorted((n for n in range(1, per_device + 1) if per_device % n == 0), reverse=True):
@@ -185,6 +190,7 @@ def largest_micro_batch(
             num_devices=num_devices,
             checkpointing=checkpointing,
             z_loss=z_loss,
+            sharding=sharding,
         )
         if estimate.total <= memory * USABLE:
             return micro_batch

@@ -158,6 +158,7 @@ def _memory_plans(
             "num_devices": machine.num_gpus,
             "checkpointing": checkpointing,
             "z_loss": values["softmax_auxiliary_loss"],
+            "sharding": (values["fsdp"] or {}).get("sharding_strategy", "FULL_SHARD"),
         }
         largest = None
         if machine.node is not None:

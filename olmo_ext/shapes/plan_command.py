@@ -110,6 +110,10 @@ def _attentions(shape: ModelShape):
     return [layer.attention for layer in shape.layers]
 
 
+def _mega(flops: float) -> str:
+    return f"{flops / 1e6:,.0f}" if flops >= 1e8 else f"{flops / 1e6:.2f}"
+
+
 def _hours(hours: float) -> str:
     if hours < 1:
         return f"{hours * 60:.1f} min"
@@ -137,8 +141,8 @@ def render(plan: RunPlan) -> list[str]:
             f"(tolerance {budget.tolerance:.2%})"
         )
     lines.append(
-        f"  FLOPs       {counts.training_flops_per_token / 1e6:,.0f}M a token in training "
-        f"({counts.training_flops_per_token_causal / 1e6:,.0f}M causal), {counts.forward_flops_per_token / 1e6:,.0f}M "
+        f"  FLOPs       {_mega(counts.training_flops_per_token)}M a token in training "
+        f"({_mega(counts.training_flops_per_token_causal)}M causal), {_mega(counts.forward_flops_per_token)}M "
         f"forward" + ("" if plan.total_training_flops is None else f"; {plan.total_training_flops:.3g} in all")
     )
     cache = 2 * counts.kv_cache_elements_per_token
@@ -193,11 +197,12 @@ def summary(plans: Sequence[RunPlan]) -> list[str]:
         lines.append(
             f"{plan.name:{width}} {format_count(counts.non_embedding):>9} "
             f"{'-' if budget is None else f'{budget.deviation:+.3%}':>8} {format_count(counts.total):>9} "
-            f"{counts.training_flops_per_token / 1e6:>10,.0f} {2 * counts.kv_cache_elements_per_token:>9,} "
+            f"{_mega(counts.training_flops_per_token):>10} {2 * counts.kv_cache_elements_per_token:>9,} "
             f"{'-' if plan.length is None else format_count(plan.length.tokens):>8}"
         )
     costs = [plan.config.counts.training_flops_per_token for plan in plans]
-    if max(costs) > 1.02 * min(costs):
+    targets = {(b.quantity, b.target) if (b := plan.config.budget) else None for plan in plans}
+    if len(targets) == 1 and max(costs) > 1.02 * min(costs):
         lines.append(
             f"A token costs up to {max(costs) / min(costs):.2f} x as much in one run as in another: equal parameters "
             "are not equal FLOPs."
