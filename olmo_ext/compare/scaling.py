@@ -15,6 +15,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 MINIMUM_SIZES = 3
+MINIMUM_SPAN = 2.5
+"""Largest over smallest size; a sweep over widths at about one size says nothing about scaling."""
+
 RESAMPLES = 200
 
 
@@ -81,6 +84,9 @@ def fit_scaling(groups: Mapping[str, tuple[str, int, Mapping[int | None, float]]
         distinct = 1 + sum(1 for a, b in zip(sizes, sizes[1:], strict=False) if b > 1.05 * a)
         if distinct < MINIMUM_SIZES:
             skipped[family] = f"{distinct} size{'s' if distinct > 1 else ''}, {MINIMUM_SIZES} needed"
+            continue
+        if sizes[-1] < MINIMUM_SPAN * sizes[0]:
+            skipped[family] = f"its sizes span a factor of {sizes[-1] / sizes[0]:.1f}, {MINIMUM_SPAN} needed"
             continue
         fits.append(_fit(family, entries, distinct))
     if not fits:

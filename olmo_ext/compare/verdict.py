@@ -101,10 +101,11 @@ def _rest(
         parts.append(f"{_list(rest)} {_are(rest)} worse")
     open_ones = [group for group in undecided if group is not top]
     if open_ones:
-        text = f"{_list(open_ones)} cannot be told from the baseline"
-        known = [(g.seeds_needed, g.name) for g in open_ones if g.seeds_needed is not None]
-        if known:
-            text += f" (it would take about {min(known)[0]:,} paired seeds or more)"
+        text = f"{_list(open_ones)} cannot be told from {_its(result, open_ones)} baseline"
+        # Planned without the correction: a number no larger than what was run would only confuse.
+        known = [g.seeds_needed for g in open_ones if g.seeds_needed is not None and g.seeds_needed > len(g.losses)]
+        if len(known) == len(open_ones):
+            text += f" (it would take about {min(known):,} paired seeds{' or more' if len(known) > 1 else ''})"
         parts.append(text)
     if not parts:
         return _cost(top)
@@ -115,10 +116,17 @@ def _are(groups: list[GroupResult]) -> str:
     return "is" if len(groups) == 1 else "are"
 
 
+def _its(result: Comparison, groups: list[GroupResult]) -> str:
+    """Which baseline: a scaling sweep has one per size."""
+    if all(group.baseline == result.sweep.baseline for group in groups):
+        return "the"
+    return "its" if len(groups) == 1 else "their"
+
+
 def _list(groups: list[GroupResult]) -> str:
     names = [_name(group) for group in groups]
-    if len(names) > 4:
-        return f"{', '.join(names[:3])} and {len(names) - 3} others"
+    if len(names) > 3:
+        return str(len(names))
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 

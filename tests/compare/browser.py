@@ -122,9 +122,7 @@ class Browser:
 
     def open(self, path: Path) -> None:
         self.call("Page.navigate", url=path.resolve().as_uri())
-        self.wait(
-            "document.readyState === 'complete' && !!document.querySelector('.plot .main-svg, main:not(:has(.plot))')"
-        )
+        self.wait("document.readyState === 'complete' && location.protocol === 'file:'")
 
     def evaluate(self, expression: str) -> Any:
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)

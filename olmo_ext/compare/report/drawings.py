@@ -28,7 +28,8 @@ def silhouette(shape: Features, *, scale: float, name: str) -> str:
         for width in reversed(widths):
             size = max(1.0, width * scale)
             rows.append(
-                f'<rect class="ffn" x="{middle - size / 2:.1f}" y="{height:.1f}" width="{size:.1f}" height="{each:.1f}"/>'
+                f'<rect class="ffn" x="{middle - size / 2:.1f}" y="{height:.1f}" '
+                f'width="{size:.1f}" height="{each:.1f}"/>'
             )
             height += each + (0.8 if len(widths) > 1 else 0)
         size = max(1.0, attention * scale)
@@ -81,13 +82,15 @@ def interval_glyph(difference: Difference, scale: float, *, sure: bool) -> str:
     middle = height / 2
     if difference.low is not None and difference.high is not None:
         parts.append(
-            f'<line class="whisker" x1="{at(difference.low):.1f}" x2="{at(difference.high):.1f}" y1="{middle}" y2="{middle}"/>'
+            f'<line class="whisker" x1="{at(difference.low):.1f}" x2="{at(difference.high):.1f}" '
+            f'y1="{middle}" y2="{middle}"/>'
         )  # fmt: skip
         for bound, way in ((difference.low, -1), (difference.high, 1)):
             x = at(bound)
             if abs(bound) > scale:
                 parts.append(
-                    f'<path class="whisker" d="M{x - 4 * way:.1f} {middle - 3.5}L{x:.1f} {middle}L{x - 4 * way:.1f} {middle + 3.5}"/>'
+                    f'<path class="whisker" d="M{x - 4 * way:.1f} {middle - 3.5}L{x:.1f} {middle}'
+                    f'L{x - 4 * way:.1f} {middle + 3.5}"/>'
                 )
             else:
                 parts.append(
@@ -96,4 +99,7 @@ def interval_glyph(difference: Difference, scale: float, *, sure: bool) -> str:
     kind = "dot sure" if sure else "dot"
     parts.append(f'<circle class="{kind}" cx="{at(difference.mean):.1f}" cy="{middle}" r="4"/>')
     text = f"{words.signed(difference.mean)} nats, interval {words.interval(difference)}"
-    return f'<svg class="interval" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}" role="img" aria-label="{escape(text)}">{"".join(parts)}</svg>'
+    return (
+        f'<svg class="interval" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}" '
+        f'role="img" aria-label="{escape(text)}">{"".join(parts)}</svg>'
+    )

@@ -106,7 +106,10 @@ def needles(result: Comparison) -> str:
     if not grids:
         return ""
     parts = [f'<h3>{escape(task)}</h3><div class="needles">{"".join(drawn)}</div>' for task, drawn in grids.items()]
-    caption = '<p class="aside">Share found, by length of the text (columns) and depth of the needle (rows), mean over the seeds.</p>'
+    caption = (
+        '<p class="aside">Share found, by length of the text (columns) and depth of the needle (rows), mean over the '
+        "seeds.</p>"
+    )
     return section("needles", "Needles in long text", caption, *parts, short="Needles")
 
 
@@ -126,8 +129,10 @@ def _grid(number: int, name: str, cells: Mapping[tuple[float, float], list[float
         rows.append(f"<tr>{''.join(row)}</tr>")
     heads = "".join(f'<th scope="col">{_length(length)}</th>' for length in lengths)
     return Html(
-        f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(name)}" data-group="{number}"><table class="heatmap '
-        f'small"><caption>{escape(name)}</caption><thead><tr><td></td>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+        f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(name)}" data-group="{number}"><table '
+        'class="heatmap '
+        f'small"><caption>{escape(name)}</caption><thead><tr><td></td>{heads}</tr></thead><tbody>'
+        f"{''.join(rows)}</tbody></table></div>"
     )
 
 

@@ -33,7 +33,8 @@ def table(
     # Focusable, so that a keyboard can scroll a table that is wider than the screen.
     return Html(
         f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(caption)}"><table{style}>'
-        f"<caption><span>{escape(caption)}</span></caption><thead><tr>{heads}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
+        f"<caption><span>{escape(caption)}</span></caption><thead><tr>{heads}</tr></thead>"
+        f"<tbody>{''.join(body)}</tbody></table></div>"
     )
 
 
@@ -51,7 +52,8 @@ def section(identifier: str, title: str, *parts: str, short: str = "") -> Html:
     """A part of the page; `short` is its name in the bar at the top."""
     content = "".join(part for part in parts if part)
     return Html(
-        f'<section id="{identifier}" data-short="{escape(short or title)}" aria-labelledby="{identifier}-title"><h2 id="{identifier}-title">{escape(title)}</h2>'
+        f'<section id="{identifier}" data-short="{escape(short or title)}" aria-labelledby="{identifier}-title">'
+        f'<h2 id="{identifier}-title">{escape(title)}</h2>'
         f"{content}</section>"
     )
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from olmo_ext.compare import words
 from olmo_ext.compare.comparison import Comparison
-from olmo_ext.compare.report import sections
+from olmo_ext.compare.report import axes, evidence, sections
 from olmo_ext.compare.report.payload import payload
 from olmo_ext.compare.report.results import results_table
 from olmo_ext.errors import InputError
@@ -53,19 +53,20 @@ def render(result: Comparison) -> str:
         sections.curves(result),
         sections.shapes(result),
         sections.cost(result),
-        sections.axes(result, present),
-        sections.learning_rates(result),
-        sections.scaling(result),
-        sections.paper(result),
-        sections.downstream(result),
+        axes.axes(result, present),
+        axes.learning_rates(result),
+        axes.scaling(result),
+        evidence.paper(result),
+        evidence.downstream(result),
         _extra(result),
-        sections.comparability(result),
-        sections.provenance(result),
+        evidence.comparability(result),
+        evidence.provenance(result),
     ]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" '
+        'content="light dark">'
         f"<title>{escape(result.sweep.name)} · comparison</title><style>{_asset('report.css')}</style></head><body>"
         '<a class="skip" href="#results-section">To the results</a>'
         f"{_contents(body)}<main>{_head(result)}"
@@ -96,7 +97,8 @@ def _extra(result: Comparison) -> str:
 def _head(result: Comparison) -> str:
     done = sum(1 for run in result.sweep.runs if run.finished)
     facts = [
-        f"{words.plural(len(result.groups), 'group')}, {done} of {words.plural(len(result.sweep.runs), 'run')} finished",
+        f"{words.plural(len(result.groups), 'group')}, {done} of {words.plural(len(result.sweep.runs), 'run')} "
+        "finished",
         f"validation set <b>{escape(result.label)}</b>" if result.label else "no validation loss",
         f"baseline <b>{escape(result.sweep.baseline)}</b>",
         datetime.now(timezone.utc).strftime("%d %B %Y").lstrip("0"),

@@ -26,12 +26,19 @@ def payload(result: Comparison) -> dict[str, Any]:
     return {
         "label": result.label,
         "groups": [
-            {"n": group.name, "base": group.baseline is None, "of": index.get(group.baseline or ""), "strong": group.name in strong}
+            {
+                "n": group.name,
+                "base": group.baseline is None,
+                "of": index.get(group.baseline or ""),
+                "strong": group.name in strong,
+            }
             for group in result.groups
         ],
-        "runs": [_run(run, index[group.name], group, result.label, count) for group in result.groups for run in group.runs],
+        "runs": [
+            _run(run, index[group.name], group, result.label, count) for group in result.groups for run in group.runs
+        ],
         "figures": figures(result, index),
-    }  # fmt: skip
+    }
 
 
 def emphasised(groups: list[GroupResult]) -> set[str]:
@@ -111,25 +118,35 @@ def figures(result: Comparison, index: dict[str, int]) -> list[dict[str, Any]]:
             found.append({"id": name, "x": x_name, "y": y_name, "points": points, **more})
 
     loss_name, ppl_name = "Validation loss (nats)", "Validation perplexity"
-    add("pareto-flops", lambda g, r: r.progress()[2] or None, _loss, "Training FLOPs", loss_name, front="min", log=spread(
-        [r.progress()[2] for g in result.groups for r in g.finished]))  # fmt: skip
+    wide = spread([run.progress()[2] for group in result.groups for run in group.finished])
+    add("pareto-flops", lambda g, r: r.progress()[2] or None, _loss, "Training FLOPs", loss_name, front="min", log=wide)
     add("pareto-speed", lambda g, r: r.tokens_per_second(), _loss, "Tokens per second", loss_name, front="max")
-    if _distinct(result, lambda g: g.features.aspect) >= 3:
-        add("aspect", lambda g, r: g.features.aspect, _perplexity, "d_model / layers", ppl_name, log=True,
-            lines=_families(result, index))  # fmt: skip
-    if _distinct(result, lambda g: g.features.ratio if not g.features.taper else None) >= 3:
-        add("ratio", lambda g, r: g.features.ratio if not g.features.taper else None, _perplexity,
-            "d_ff of one sub-MLP / d_model", ppl_name, log=True, lines=_families(result, index))  # fmt: skip
+    for name, of, x_name in (
+        ("aspect", lambda group: group.features.aspect if _near(result, group) else None, "d_model / layers"),
+        ("ratio", lambda group: group.features.ratio, "d_ff of one sub-MLP / d_model"),
+    ):
+        varied = varying_families(result, of)
+        if varied:
+            chosen = [g for g in result.groups if g.features.family in varied or g.baseline is None]
+            add(name, lambda g, r, of=of, chosen=chosen: of(g) if g in chosen else None, _perplexity, x_name, ppl_name,
+                log=True, lines=_families(result, index))  # fmt: skip
     if result.learning_rate_axis:
         axis = result.learning_rate_axis
+        rates = sorted({rate for row in result.learning_rates for rate in row.losses})
         add("learning-rate", lambda g, r: _number(r.axes.get(axis)), _loss, "Peak learning rate", loss_name, log=True,
-            lines=_rate_lines(result, index))  # fmt: skip
+            lines=_rate_lines(result, index), ticks=rates)  # fmt: skip
     if result.scaling is not None:
         fits = [
-            {"name": fit.family, "g": [index[name] for name in fit.groups], "x": _significant(fit.grid),
-             "y": _round(np.array(fit.fitted), 4), "lo": _round(np.array(fit.low), 4), "hi": _round(np.array(fit.high), 4)}
+            {
+                "name": fit.family,
+                "g": [index[name] for name in fit.groups],
+                "x": _significant(fit.grid),
+                "y": _round(np.array(fit.fitted), 4),
+                "lo": _round(np.array(fit.low), 4),
+                "hi": _round(np.array(fit.high), 4),
+            }
             for fit in result.scaling.fits
-        ]  # fmt: skip
+        ]
         add("scaling", lambda g, r: g.features.non_embedding, _loss, "Non-embedding parameters", loss_name, log=True,
             fits=fits)  # fmt: skip
     return found
@@ -149,8 +166,21 @@ def spread(values: list[float]) -> bool:
     return bool(positive) and max(positive) > 5 * min(positive)
 
 
-def _distinct(result: Comparison, of: Any) -> int:
-    return len({round(value, 6) for group in result.groups if (value := of(group)) is not None})
+def _near(result: Comparison, group: GroupResult) -> bool:
+    """Whether a group is about as large as the baseline: depth against width is a question at a fixed budget."""
+    size, home = group.features.non_embedding, result.group(result.sweep.baseline).features.non_embedding
+    return bool(size and home and abs(size / home - 1) <= 0.1)
+
+
+def varying_families(result: Comparison, of: Any) -> set[str]:
+    """Families in which a quantity takes at least three values: those for which its plot says something."""
+    found: dict[str, set[float]] = {}
+    for group in result.groups:
+        value = of(group)
+        if value is not None and group.losses:
+            # Neighbours within rounding (an inner width of 427 at a ratio of 0.417) are one value.
+            found.setdefault(group.features.family, set()).add(float(f"{value:.3g}"))
+    return {family for family, values in found.items() if len(values) >= 3}
 
 
 def _families(result: Comparison, index: dict[str, int]) -> list[dict[str, Any]]:

@@ -190,14 +190,22 @@
       const own = points.filter((point) => point.g === g); if (!own.length) return;
       means.push({ g, n: own.length, x: own.reduce((a, p) => a + p.x, 0) / own.length, y: own.reduce((a, p) => a + p.y, 0) / own.length });
     });
-    const traces = [], xs = points.map((p) => p.x), ys = points.map((p) => p.y);
-    for (const line of figure.lines || []) {
-      const on = means.filter((mean) => line.g.includes(mean.g)).sort((a, b) => a.x - b.x); if (on.length < 2) continue;
-      const style = look(on.find((mean) => data.groups[mean.g].strong)?.g ?? on[0].g);
-      traces.push({ x: on.map((p) => p.x), y: on.map((p) => p.y), mode: "lines", line: { color: style.colour, width: 1.3 }, opacity: .6, hoverinfo: "skip", name: line.name });
-    }
+    const traces = [], xs = points.map((p) => p.x), ys = points.map((p) => p.y), ends = [];
+    // Where groups form lines (a family, a shape over its learning rates) the line carries colour and name.
+    const lines = figure.lines || figure.fits || [], worn = new Map();
+    lines.forEach((line, number) => {
+      const home = line.g.some((g) => data.groups[g].base), colours = PALETTE[dark() ? "dark" : "light"];
+      const place = lines.slice(0, number).filter((other) => !other.g.some((g) => data.groups[g].base)).length;
+      const colour = home ? css("--ink") : colours[place % colours.length], symbol = home ? "circle" : SYMBOLS[(place + 1) % SYMBOLS.length];
+      line.g.forEach((g) => worn.set(g, { colour, symbol, width: 2 }));
+      const on = means.filter((mean) => line.g.includes(mean.g)).sort((a, b) => a.x - b.x); if (!on.length) return;
+      ends.push({ y: figure.fits ? line.y[line.y.length - 1] : on[on.length - 1].y, text: line.name, colour });
+      if (figure.lines && on.length > 1) traces.push({ x: on.map((p) => p.x), y: on.map((p) => p.y), mode: "lines", line: { color: colour, width: 1.6 }, hoverinfo: "skip", name: line.name });
+    });
+    const wear = (g) => worn.get(g) || look(g);
     for (const fit of figure.fits || []) {
-      const colour = look(fit.g[0]).colour;
+      if (!means.some((mean) => fit.g.includes(mean.g))) continue;
+      const colour = worn.get(fit.g[0]).colour;
       if (fit.lo.length) {
         const fill = colour.startsWith("#") ? tint(colour, .14) : "rgba(128,128,128,.14)";
         traces.push({ x: fit.x.concat(fit.x.slice().reverse()), y: fit.hi.concat(fit.lo.slice().reverse()), fill: "toself", fillcolor: fill, mode: "none", hoverinfo: "skip", name: `${fit.name} band` });
@@ -211,20 +219,21 @@
       traces.push({ x: front.map((p) => p.x), y: front.map((p) => p.y), mode: "lines", line: { color: css("--faint"), width: 1, shape: figure.front === "max" ? "vh" : "hv", dash: "dot" }, hoverinfo: "skip", name: "frontier" });
     }
     for (const mean of means) {
-      const style = look(mean.g), own = points.filter((point) => point.g === mean.g), name = data.groups[mean.g].n;
+      const style = wear(mean.g), own = points.filter((point) => point.g === mean.g), name = data.groups[mean.g].n;
       if (own.length > 1) traces.push({ x: own.map((p) => p.x), y: own.map((p) => p.y), text: own.map((p) => p.r), mode: "markers", marker: { size: 5, color: style.colour, opacity: .38 }, hovertemplate: "%{text}<br>%{y:.4f}<extra></extra>", name: `${name} seeds` });
-      traces.push({ x: [mean.x], y: [mean.y], mode: "markers", marker: { size: data.groups[mean.g].strong ? 11 : 7, color: style.colour, symbol: style.symbol }, hovertemplate: `<b>${name}</b>, ${mean.n} seed${mean.n > 1 ? "s" : ""}<br>${figure.x}: ${minus(short(mean.x))}<br>${figure.y}: %{y:.4f}<extra></extra>`, name });
+      traces.push({ x: [mean.x], y: [mean.y], mode: "markers", marker: { size: lines.length ? 9 : data.groups[mean.g].strong ? 11 : 7, color: style.colour, symbol: style.symbol }, hovertemplate: `<b>${name}</b>, ${mean.n} seed${mean.n > 1 ? "s" : ""}<br>${figure.x}: ${minus(short(mean.x))}<br>${figure.y}: %{y:.4f}<extra></extra>`, name });
     }
     const log = figure.log && Math.min(...xs) > 0, to = log ? Math.log10 : (x) => x;
     const span = (values, share) => { const low = Math.min(...values), high = Math.max(...values), pad = (high - low || Math.abs(high) * .02 || 1) * share; return [low - pad, high + pad]; };
     const xr = points.length ? span(xs.map(to), .12) : [0, 1], yr = points.length ? span(ys, .14) : [0, 1];
-    const right = 18, width = element.clientWidth - 58 - right, height = element.clientHeight - 62;
-    const annotations = place(means.filter((mean) => data.groups[mean.g].strong), (x) => (to(x) - xr[0]) / (xr[1] - xr[0]) * width, (y) => (yr[1] - y) / (yr[1] - yr[0]) * height, width, height, to);
-    const tick = ticks(xr, log, figure.id === "pareto-flops" || figure.id === "learning-rate", width);
+    const right = lines.length && !narrow() ? labelRoom(ends) : 18, width = element.clientWidth - 58 - right, height = element.clientHeight - 62;
+    if (lines.length) keys(element, ends);
+    const annotations = lines.length ? (narrow() ? [] : stack(ends, yr, height)) : place(means.filter((mean) => data.groups[mean.g].strong), (x) => (to(x) - xr[0]) / (xr[1] - xr[0]) * width, (y) => (yr[1] - y) / (yr[1] - yr[0]) * height, width, height, to);
+    const tick = ticks(xr, log, figure.id === "pareto-flops" || figure.id === "learning-rate", width, figure.ticks);
     show(figure.id, traces, layout(element, figure.x, figure.y, { right, annotations, xaxis: { type: log ? "log" : "linear", range: xr, ...tick }, yaxis: { range: yr } }));
   }
   // Few, round ticks: plotly's own are crowded on a short logarithmic axis.
-  function ticks(range, log, scientific, width) {
+  function ticks(range, log, scientific, width, given) {
     const raise = "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079";
     const write = (v) => {
       if (!scientific) return short(v);
@@ -234,7 +243,8 @@
     };
     let values = [];
     const most = Math.max(2, Math.floor(width / 95));
-    if (log) {
+    if (given && given.length <= most) values = given;
+    else if (log) {
       const [low, high] = range.map((r) => 10 ** r);
       for (const mantissas of [[1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8], [1, 1.5, 2, 3, 5, 7], [1, 2, 5], [1, 3], [1]]) {
         values = [];
@@ -245,7 +255,9 @@
       const raw = (range[1] - range[0]) / most, unit = 10 ** Math.floor(Math.log10(raw)), step = [1, 2, 2.5, 5, 10].map((m) => m * unit).find((s) => s >= raw);
       for (let v = Math.ceil(range[0] / step) * step; v <= range[1]; v += step) values.push(+v.toPrecision(12));
     }
-    return { tickmode: "array", tickvals: values, ticktext: values.map(write) };
+    let texts = values.map(write);
+    if (new Set(texts).size < texts.length) texts = values.map((v) => v.toLocaleString("en"));  // closer than three digits
+    return { tickmode: "array", tickvals: values, ticktext: texts };
   }
   // Names beside their points, on the first free side; a name without room is left to the pointer.
   function place(means, px, py, width, height, to) {

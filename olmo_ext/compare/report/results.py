@@ -42,10 +42,12 @@ def results_table(result: Comparison) -> Html:
     scale = interval_scale([group.nats for group in result.groups if group.nats is not None])
     bodies = "".join(_group(result, number, group, scale) for number, group in enumerate(result.groups))
     return Html(
-        '<div class="scroll" role="region" tabindex="0" aria-label="Results by group"><table id="results" class="results">'
+        '<div class="scroll" role="region" tabindex="0" aria-label="Results by group"><table id="results" '
+        'class="results">'
         "<caption><span>One row per group of runs that differ in their seed only. The boxes show and hide runs in the "
         "plots and change no statistics; the headings sort.</span></caption>"
-        f'<thead><tr><td class="box"><span class="visually-hidden">shown</span></td>{"".join(head)}</tr></thead>{bodies}'
+        f'<thead><tr><td class="box"><span class="visually-hidden">shown</span></td>{"".join(head)}</tr></thead>'
+        f"{bodies}"
         "</table></div>"
     )
 
@@ -71,7 +73,8 @@ def _group(result: Comparison, number: int, group: GroupResult, scale: float) ->
         f'<tbody data-group="{number}"><tr class="group"><td class="box"><input type="checkbox" checked '
         f'data-group="{number}" aria-label="show {name} in the plots"></td><th scope="row" data-value="{name}">'
         f'<button type="button" class="fold" aria-expanded="false" aria-label="runs of {name}"></button>'
-        f'<i class="swatch" data-group="{number}"></i><span class="name">{name}</span> {"".join(marks)}</th>{row}</tr>{members}</tbody>'
+        f'<i class="swatch" data-group="{number}"></i><span class="name">{name}</span> {"".join(marks)}</th>'
+        f"{row}</tr>{members}</tbody>"
     )
 
 
@@ -88,7 +91,8 @@ def _cells(group: GroupResult, scale: float) -> list[tuple[float | None, object]
         how = {METHOD_SEEDS: "", METHOD_DOCUMENTS: " · over documents"}.get(nats.method, "")
         bounds = words.interval(nats) if nats.known else "interval unknown: one seed"
         difference = Html(
-            f'<div class="difference">{interval_glyph(nats, scale, sure=sure)}<span><b>{words.signed(nats.mean)}</b>{ppl}'
+            f'<div class="difference">{interval_glyph(nats, scale, sure=sure)}<span><b>{words.signed(nats.mean)}</b>'
+            f"{ppl}"
             f"<small>{bounds}{how}</small></span></div>"
         )
     elif group.blocking:
