@@ -25,6 +25,7 @@ from olmo.model import OLMo, OLMoBlock
 from olmo_ext.blocks.block import ShapedBlock
 from olmo_ext.blocks.initialise import Branches
 from olmo_ext.blocks.modules.attention import cache_for
+from olmo_ext.blocks.stock import is_stock_layer
 from olmo_ext.config import RunConfig, load_run_config
 from olmo_ext.errors import InputError
 from olmo_ext.rundir import RunDirectory
@@ -88,12 +89,6 @@ def shaped_model_config(model: Mapping[str, Any], shape: ModelShape) -> ShapedMo
     return config
 
 
-def is_stock(layer: LayerShape, config: ModelConfig) -> bool:
-    """Whether OLMo's own block is this layer: a conventional FFN, and softmax attention as wide as d_model."""
-    mixer = layer.attention
-    return layer.ffn.type == "conventional" and mixer.type == "softmax" and mixer.width == config.d_model
-
-
 def stock_layer_config(layer: LayerShape, config: ModelConfig) -> ModelConfig:
     """One layer's own copy of the config. OLMo's `mlp_hidden_size` counts both halves of SwiGLU."""
     d_ff = layer.ffn.d_ff[0]
@@ -118,7 +113,7 @@ def build_block(layer_id: int, config: ShapedModelConfig, cache: Any) -> OLMoBlo
     """The block of one layer: OLMo's own where it fits, else a `ShapedBlock`."""
     shape = config.model_shape
     layer = shape.layers[layer_id]
-    if is_stock(layer, config):
+    if is_stock_layer(layer, config.d_model):
         own_cache = cache_for(cache, layer.attention.head_dim, config.d_model // config.n_heads)
         return _STOCK["build"](OLMoBlock, layer_id, stock_layer_config(layer, config), own_cache)
     if config.block_type != BlockType.sequential:

@@ -1,0 +1,160 @@
+"""Writing a Hugging Face folder: weights, config, tokenizer, generation config, code; verified, or not there."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from olmo_ext.blocks.stock import is_stock_layer
+from olmo_ext.errors import InputError
+from olmo_ext.export.configs import CLASSES, hugging_face_config
+from olmo_ext.export.names import CUSTOM, OLMO2, Entry, entries, require_exportable, to_hugging_face
+from olmo_ext.shapes.model import ModelShape
+
+CODE = ("configuration_olmo_ext.py", "modeling_olmo_ext.py")
+SHARD_BYTES = 5 * 10**9
+"""As transformers' `save_pretrained`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """What was written."""
+
+    path: Path
+    architecture: str
+    parameters: int
+    verified_tokens: int
+
+
+def name_table(model: Mapping[str, Any], shape: ModelShape, model_type: str) -> list[Entry]:
+    """The names of a model's tensors on both sides."""
+    stock = [is_stock_layer(layer, shape.d_model) for layer in shape.layers]
+    return entries(shape, stock=stock, names=OLMO2 if model_type == "olmo2" else CUSTOM)
+
+
+def write_weights(folder: Path, tensors: Mapping[str, Any], *, shard_bytes: int = SHARD_BYTES) -> None:
+    """`model.safetensors`, or shards and their index when it is larger than one file should be."""
+    from safetensors.torch import save_file
+
+    shards: list[dict[str, Any]] = [{}]
+    room = shard_bytes
+    for name, tensor in tensors.items():
+        size = tensor.numel() * tensor.element_size()
+        if shards[-1] and size > room:
+            shards.append({})
+            room = shard_bytes
+        shards[-1][name] = tensor
+        room -= size
+    if len(shards) == 1:
+        save_file(shards[0], folder / "model.safetensors", metadata={"format": "pt"})
+        return
+    weight_map = {}
+    for number, shard in enumerate(shards, start=1):
+        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        save_file(shard, folder / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(shard, file)
+    total = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    _write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": weight_map})
+
+
+def _write_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_tokenizer(folder: Path, tokenizer: Any, *, max_length: int) -> None:
+    """`tokenizer.json` and what transformers needs beside it.
+
+    :param tokenizer: `olmo_ext.data.tokenizer.Tokenizer`.
+    """
+    (folder / "tokenizer.json").write_text(tokenizer.base.to_str())
+    eos, pad = (tokenizer.base.id_to_token(i) for i in (tokenizer.eos_token_id, tokenizer.pad_token_id))
+    special = {"eos_token": eos, "pad_token": pad}
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": max_length,
+        "clean_up_tokenization_spaces": False,
+        "model_input_names": ["input_ids", "attention_mask"],
+    }
+    _write_json(folder / "tokenizer_config.json", settings | special)
+    _write_json(folder / "special_tokens_map.json", special)
+
+
+def write_folder(folder: Path, olmo: Any, *, model: Mapping[str, Any], shape: ModelShape, tokenizer: Any) -> str:
+    """Everything of the Hugging Face folder; returns the architecture's name.
+
+    :param olmo: the OLMo model.
+    :param model: the `model` section of its resolved config.
+    """
+    from olmo_ext.upstream.model import _regrouped
+
+    config = hugging_face_config(model, shape)
+    state, _ = _regrouped(olmo.state_dict(), 1)
+    table = name_table(model, shape, config["model_type"])
+    write_weights(folder, to_hugging_face({name: t.float().cpu() for name, t in state.items()}, table))
+    _write_json(folder / "config.json", config)
+    ends = {"eos_token_id": model["eos_token_id"], "pad_token_id": model["pad_token_id"]}
+    _write_json(folder / "generation_config.json", {"do_sample": False, **ends})
+    write_tokenizer(folder, tokenizer, max_length=shape.max_sequence_length)
+    if config["model_type"] == "olmo_ext":
+        for name in CODE:
+            source = importlib.resources.files("olmo_ext.export.hf").joinpath(name)
+            (folder / name).write_text(source.read_text())
+    return CLASSES[config["model_type"]]
+
+
+def export_model(
+    olmo: Any, *, model: Mapping[str, Any], shape: ModelShape, tokenizer: Any, target: Path, length: int = 64
+) -> Exported:
+    """Write and verify a folder; it appears under `target` when everything agrees.
+
+    :param length: tokens of real text per row that the models are compared on.
+    :raises InputError: for a target that exists, or a model without a Hugging Face form.
+    :raises MismatchError: naming the layer that differs; nothing is left behind.
+    """
+    from olmo_ext.export import verify
+
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise InputError("exists already", where=str(target), right="name a new folder")
+    for index, layer in enumerate(shape.layers):
+        require_exportable(layer, index)
+    if tokenizer.vocab_size > shape.embedding_size:
+        raise InputError(
+            f"the tokenizer has {tokenizer.vocab_size} ids, the model {shape.embedding_size}",
+            where=tokenizer.identifier,
+            right="name the run's own tokenizer",
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    aside = target.parent / f"{target.name}-aside-{os.getpid()}"
+    aside.mkdir()
+    was_training = olmo.training
+    olmo.eval()
+    try:
+        architecture = write_folder(aside, olmo, model=model, shape=shape, tokenizer=tokenizer)
+        tokens = verify.real_tokens(tokenizer.encode, length=min(length, shape.max_sequence_length))
+        hugging_face = verify.load(aside)
+        if type(hugging_face).__name__ != architecture:
+            raise verify.MismatchError(f"loaded as {type(hugging_face).__name__}, not as {architecture}")
+        verify.compare_models(olmo, hugging_face, tokens)
+        verify.compare_generation(hugging_face, tokens)
+        verify.compare_saved_again(hugging_face, tokens)
+        verify.compare_tokenizer(aside, tokenizer.encode)
+        if target.exists():
+            target.rmdir()
+        os.rename(aside, target)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    finally:
+        olmo.train(was_training)
+    return Exported(
+        path=target,
+        architecture=architecture,
+        parameters=sum(parameter.numel() for parameter in hugging_face.parameters()),
+        verified_tokens=tokens.numel(),
+    )

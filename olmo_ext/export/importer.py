@@ -1,0 +1,220 @@
+"""Hugging Face folders and OLMo checkpoints as run directories, so that they are evaluated, diagnosed and continued."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from olmo_ext.errors import InputError
+from olmo_ext.export.configs import model_section
+from olmo_ext.export.folder import name_table
+from olmo_ext.export.names import to_olmo
+
+UNSHARDED = ("model.safetensors", "model.pt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imported:
+    """The run directory that was made."""
+
+    path: Path
+    kind: str
+    parameters: int
+    verified: bool
+    """Whether the Hugging Face model was run and agrees; an OLMo checkpoint has nothing to compare with."""
+
+
+def read_weights(folder: Path) -> dict[str, Any]:
+    """The tensors of `model.safetensors` or of the shards in its index.
+
+    :raises InputError: if there is neither, or a shard is missing.
+    """
+    from safetensors.torch import load_file
+
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    elif (folder / "model.safetensors").is_file():
+        files = ["model.safetensors"]
+    else:
+        raise InputError("no model.safetensors", where=str(folder), right="weights as safetensors (or OLMo's model.pt)")
+    tensors: dict[str, Any] = {}
+    for file in files:
+        if not (folder / file).is_file():
+            raise InputError(f"{file} is missing, which the index names", where=str(folder))
+        tensors |= load_file(folder / file)
+    return tensors
+
+
+def _hugging_face(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    config_path = folder / "config.json"
+    config = json.loads(config_path.read_text())
+    values: dict[str, Any] = {"model": model_section(config, where=str(config_path))}
+    return values, config
+
+
+def _olmo_checkpoint(folder: Path) -> dict[str, Any]:
+    raw = yaml.safe_load((folder / "config.yaml").read_text())
+    if not isinstance(raw, Mapping) or not isinstance(raw.get("model"), Mapping):
+        raise InputError("no model section", where=str(folder / "config.yaml"))
+    # A `shape` is what `ShapedModelConfig` adds; the rules it came from stand in a run's own config.
+    model = {key: value for key, value in raw["model"].items() if key not in ("shape", "init_device", "precision")}
+    kept = {"model": model}
+    if isinstance(raw.get("tokenizer"), Mapping):
+        kept["tokenizer"] = dict(raw["tokenizer"])
+    return kept
+
+
+def _olmo_state(folder: Path) -> dict[str, Any]:
+    import torch
+    from safetensors.torch import load_file
+
+    if (folder / "model.safetensors").is_file():
+        return load_file(folder / "model.safetensors")
+    try:
+        return torch.load(folder / "model.pt", map_location="cpu", weights_only=True)
+    except Exception as error:  # noqa: BLE001  (pickle's errors have no common class)
+        reason = " ".join(str(error).split())[:100]
+        raise InputError(f"holds more than tensors, or is torn ({reason})", where=str(folder / "model.pt")) from None
+
+
+def import_model(source: Path, target: Path) -> Imported:
+    """Make a run directory with one checkpoint, step 0, of the model in `source`.
+
+    :raises InputError: for a folder of another kind, missing or unknown tensors, a target that exists.
+    :raises MismatchError: if the Hugging Face model computes something else; nothing is left behind.
+    """
+    from olmo_ext.config import load_run_config
+    from olmo_ext.upstream import build_model
+    from olmo_ext.upstream.model import _STOCK
+
+    if not source.is_dir():
+        raise InputError("no such folder", where=str(source))
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise InputError("exists already", where=str(target), right="name a new run directory")
+    config: dict[str, Any] | None = None
+    if (source / "config.json").is_file():
+        values, config = _hugging_face(source)
+    elif (source / "config.yaml").is_file() and any((source / name).is_file() for name in UNSHARDED):
+        values = _olmo_checkpoint(source)
+    else:
+        raise InputError(
+            "neither a Hugging Face folder (config.json) nor an unsharded OLMo checkpoint (config.yaml, model.pt)",
+            where=str(source),
+        )
+    values["run_name"] = target.name
+    aside = target.parent / f"{target.name}-aside-{os.getpid()}"
+    aside.mkdir(parents=True)
+    try:
+        tokenizer = _copy_tokenizer(source, aside, target, values)
+        run = load_run_config(values)
+        model = build_model(run, device="meta").to_empty(device="cpu")
+        if config is not None:
+            table = name_table(run.values["model"], run.shape, config["model_type"])
+            tensors = read_weights(source)
+            if run.shape.weight_tying:
+                tensors.pop("lm_head.weight", None)
+            state = to_olmo({name: t.float() for name, t in tensors.items()}, table, where=str(source))
+        else:
+            # Upstream's reader knows the names of older checkpoints; ours regroups blocks of any kind.
+            state = {name: t.float() for name, t in _olmo_state(source).items()}
+            if "ffn" not in values["model"]:
+                state, _ = _STOCK["compatible"](model, state)
+        state, _ = model._make_state_dict_compatible(state)
+        _load(model, state, source)
+        model.eval()
+        if config is not None:
+            _verify(model, source, tokenizer, run)
+        _write_run(aside, run, model, source)
+        if target.exists():
+            target.rmdir()
+        os.rename(aside, target)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    return Imported(
+        path=target,
+        kind=config["model_type"] if config else "OLMo checkpoint",
+        parameters=run.counts.total,
+        verified=config is not None,
+    )
+
+
+def _load(model: Any, state: Mapping[str, Any], source: Path) -> None:
+    expected = model.state_dict()
+    missing, extra = sorted(set(expected) - set(state)), sorted(set(state) - set(expected))
+    if missing or extra:
+        what = f"{missing[0]} is missing" if missing else f"{extra[0]} is not in the model"
+        raise InputError(f"tensor {what} ({len(missing)} missing, {len(extra)} unknown)", where=str(source))
+    for name, tensor in state.items():
+        if tensor.shape != expected[name].shape:
+            raise InputError(
+                f"tensor {name} is {list(tensor.shape)}, the config says {list(expected[name].shape)}",
+                where=str(source),
+            )
+    model.load_state_dict(state)
+    model.config.init_device = "cpu"
+
+
+def _copy_tokenizer(source: Path, aside: Path, target: Path, values: dict[str, Any]) -> Any:
+    """The folder's tokenizer, kept with the run; the vocabulary is what it has, the embedding may be padded."""
+    from olmo_ext.data.tokenizer import load_tokenizer
+
+    ends = {key: values["model"].get(key) for key in ("eos_token_id", "pad_token_id")}
+    if (source / "tokenizer.json").is_file():
+        shutil.copyfile(source / "tokenizer.json", aside / "tokenizer.json")
+        tokenizer = load_tokenizer(aside / "tokenizer.json", **ends)
+        values["tokenizer"] = {"identifier": str((target / "tokenizer.json").resolve())}
+        size = values["model"].get("embedding_size") or values["model"].get("vocab_size", 0)
+        values["model"]["embedding_size"] = size
+        if tokenizer.vocab_size <= size:
+            values["model"]["vocab_size"] = tokenizer.vocab_size
+        return tokenizer
+    identifier = values.get("tokenizer", {}).get("identifier")
+    try:
+        return load_tokenizer(identifier, **ends) if identifier else None
+    except InputError:
+        # Weights alone are worth importing; whoever needs the text names a tokenizer then.
+        return None
+
+
+def _verify(model: Any, source: Path, tokenizer: Any, run: Any) -> None:
+    import torch
+
+    from olmo_ext.export import verify
+
+    length = min(32, run.shape.max_sequence_length)
+    if tokenizer is None:
+        generator = torch.Generator().manual_seed(0)
+        tokens = torch.randint(0, run.values["model"]["vocab_size"], (2, length), generator=generator)
+    else:
+        tokens = verify.real_tokens(tokenizer.encode, length=length)
+    verify.compare_models(model, verify.load(source), tokens)
+
+
+def _write_run(folder: Path, run: Any, model: Any, source: Path) -> None:
+    from olmo_ext.rundir import RunDirectory, RunState
+    from olmo_ext.training import checkpoint
+    from olmo_ext.training.provenance import build_provenance, shape_json
+
+    directory = RunDirectory(folder)
+    directory.write_config(run.values)
+    directory.write_shape(shape_json(run))
+    provenance = build_provenance(device="cpu", world_size=1, data={})
+    directory.write_provenance(provenance | {"imported_from": str(source.resolve())})
+    weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    train_state = {"format": checkpoint.FORMAT, "step": 0, "imported_from": str(source.resolve())}
+    snapshot = checkpoint.Snapshot(
+        step=0,
+        tensors={checkpoint.MODEL: weights, checkpoint.OPTIMIZER: {}},
+        texts={checkpoint.TRAIN_STATE: json.dumps(train_state, indent=1), checkpoint.CONFIG: run.dump()},
+    )
+    checkpoint.CheckpointStore(directory.checkpoints).write(snapshot)
+    directory.write_state(RunState(status="done", reason=f"imported from {source.resolve()}"))

@@ -1,0 +1,188 @@
+"""Whether a Hugging Face folder computes what the OLMo model computes, on real tokens and from the disk.
+
+Tolerances are absolute, 1e-5 of the largest logit (of the largest update for a layer), in fp32.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from olmo_ext.errors import WorkError
+
+TOLERANCE = 1e-5
+CACHED_TOKENS = 16
+"""Tokens that are decoded one by one with the cache."""
+
+
+class MismatchError(WorkError):
+    """The two models differ; the message says where."""
+
+
+def load(folder: Path) -> Any:
+    """The model of a folder as a user loads it, in fp32 and eval mode."""
+    from transformers import AutoModelForCausalLM
+
+    with _quiet():
+        model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, dtype=torch.float32)
+    return model.eval()
+
+
+@contextmanager
+def _quiet() -> Any:
+    """Without transformers' progress bars and hints."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def real_tokens(encode: Callable[[str], list[int]], *, length: int) -> torch.Tensor:
+    """Two rows of text from the standard library's documentation, [2, length]."""
+    import argparse
+    import json
+    import textwrap
+
+    text = "\n".join(module.__doc__ or "" for module in (json, argparse, textwrap))
+    ids = encode(text)
+    while len(ids) < 2 * length:
+        ids = ids + ids
+    return torch.tensor(ids[: 2 * length]).view(2, length)
+
+
+def _blocks(olmo: Any) -> list[Any]:
+    from olmo.model import OLMoBlock
+
+    return [module for module in olmo.modules() if isinstance(module, OLMoBlock)]
+
+
+@torch.no_grad()
+def compare_layers(olmo: Any, hugging_face: Any, tokens: torch.Tensor) -> None:
+    """Feed every Hugging Face layer what the OLMo layer was fed, and compare the updates.
+
+    :raises MismatchError: naming the layers.
+    """
+    blocks, layers = _blocks(olmo), hugging_face.model.layers
+    if len(blocks) != len(layers):
+        raise MismatchError(f"{len(layers)} layers, the model has {len(blocks)}")
+    inputs: list[torch.Tensor] = []
+    outputs: list[torch.Tensor] = []
+    found: list[torch.Tensor] = []
+
+    def record(module: Any, arguments: Any, output: Any) -> None:
+        inputs.append(arguments[0])
+        outputs.append(output[0])
+
+    def replace(index: int) -> Callable:
+        return lambda module, arguments, keywords: ((inputs[index], *arguments[1:]), keywords)
+
+    handles = [block.register_forward_hook(record) for block in blocks]
+    handles += [layer.register_forward_pre_hook(replace(i), with_kwargs=True) for i, layer in enumerate(layers)]
+    handles += [layer.register_forward_hook(lambda m, a, output: found.append(output)) for layer in layers]
+    try:
+        olmo(tokens)
+        hugging_face(tokens, use_cache=False)
+    finally:
+        for handle in handles:
+            handle.remove()
+    wrong = []
+    for index, (given, expected, got) in enumerate(zip(inputs, outputs, found, strict=True)):
+        # Adding an update to a larger residual rounds at the residual's scale.
+        allowed = TOLERANCE * (expected - given).abs().max() + 2.0**-22 * expected.abs().max()
+        difference = (expected - got).abs().max()
+        if not difference <= allowed:
+            wrong.append(f"layer {index} (by {difference / (expected - given).abs().max():.1e} of its update)")
+    if wrong:
+        raise MismatchError(f"{', '.join(wrong)} computes something else than the OLMo model")
+
+
+def _compare_logits(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
+    scale = expected.abs().max()
+    difference = (found - expected).abs().max() / scale
+    if not difference <= TOLERANCE:
+        raise MismatchError(f"{what}: logits differ by {difference:.1e} of their scale, allowed {TOLERANCE:.0e}")
+
+
+def _cache_of(output: Any) -> Any:
+    cache = getattr(output, "cache", None)
+    return output.past_key_values if cache is None else cache
+
+
+@torch.no_grad()
+def compare_models(olmo: Any, hugging_face: Any, tokens: torch.Tensor) -> None:
+    """Layers, logits, and decoding token by token with the cache.
+
+    :raises MismatchError: saying what differs, and which layer if it is one.
+    """
+    compare_layers(olmo, hugging_face, tokens)
+    expected = olmo(tokens).logits
+    _compare_logits(hugging_face(tokens, use_cache=False).logits, expected, "the whole model")
+    cache, steps = None, []
+    for position in range(min(CACHED_TOKENS, tokens.shape[1])):
+        # `past_key_values` is what every version of transformers takes.
+        output = hugging_face(tokens[:, position : position + 1], past_key_values=cache, use_cache=True)
+        cache = _cache_of(output)
+        steps.append(output.logits)
+    _compare_logits(torch.cat(steps, dim=1), expected[:, : len(steps)], "decoding with the cache")
+
+
+@torch.no_grad()
+def compare_generation(hugging_face: Any, tokens: torch.Tensor) -> None:
+    """`generate` with and without the cache gives the same greedy text.
+
+    :raises MismatchError: at the first step that differs by more than rounding.
+    """
+    prompt = tokens[:1, : max(1, tokens.shape[1] // 2)]
+    steps = min(8, tokens.shape[1] - prompt.shape[1])
+    arguments = {"do_sample": False, "max_new_tokens": steps, "attention_mask": torch.ones_like(prompt)}
+    with _quiet():
+        cached, plain = (hugging_face.generate(prompt, use_cache=use, **arguments)[0] for use in (True, False))
+    same = min(len(cached), len(plain))
+    different = (cached[:same] != plain[:same]).nonzero()
+    if len(different) == 0 and len(cached) == len(plain):
+        return
+    at = int(different[0]) if len(different) else same
+    logits = hugging_face(plain[None, :at], use_cache=False).logits[0, -1]
+    if at < same and (logits[plain[at]] - logits[cached[at]]).abs() <= 10 * TOLERANCE * logits.abs().max():
+        return
+    raise MismatchError(f"generate with and without the cache differ from token {at} on")
+
+
+@torch.no_grad()
+def compare_saved_again(hugging_face: Any, tokens: torch.Tensor) -> None:
+    """`save_pretrained` and loading that folder gives the same bits.
+
+    :raises MismatchError: if it does not.
+    """
+    with tempfile.TemporaryDirectory(prefix="olmo-ext-") as folder:
+        with _quiet():
+            hugging_face.save_pretrained(folder)
+        again = load(Path(folder))
+        if not torch.equal(again(tokens).logits, hugging_face(tokens).logits):
+            raise MismatchError("saved again and reloaded, the model computes something else")
+
+
+def compare_tokenizer(folder: Path, encode: Callable[[str], list[int]]) -> None:
+    """The folder's tokenizer gives the run's ids.
+
+    :raises MismatchError: if it does not.
+    """
+    from transformers import AutoTokenizer
+
+    text = "def f(x):\n    return x  # naïve – 12,345 apples\n\n"
+    with _quiet():
+        found = AutoTokenizer.from_pretrained(folder).encode(text, add_special_tokens=False)
+    if found != encode(text):
+        raise MismatchError("the folder's tokenizer gives other ids than the run's")

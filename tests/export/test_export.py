@@ -1,0 +1,180 @@
+"""An exported folder computes what the run computes, for every shape, or does not exist."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+CONFTEST = importlib.util.spec_from_file_location("export_kinds", Path(__file__).with_name("conftest.py"))
+assert CONFTEST and CONFTEST.loader
+kinds = importlib.util.module_from_spec(CONFTEST)
+CONFTEST.loader.exec_module(kinds)
+KINDS, NATIVE = kinds.KINDS, kinds.NATIVE
+
+
+def load_auto(folder, **options):
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_folder_loads_and_gives_the_runs_logits(kind, exported):
+    from olmo_ext.upstream import load_model_from_run
+
+    run, folder = exported(kind)
+    model, _ = load_model_from_run(run)
+    native = kind in NATIVE
+    loaded = load_auto(folder, **({} if native else {"trust_remote_code": True}))
+    assert type(loaded).__name__ == ("Olmo2ForCausalLM" if native else "OlmoExtForCausalLM")
+    tokens = torch.randint(2, 300, (2, 48), generator=torch.Generator().manual_seed(5))
+    expected = model(tokens).logits.detach()
+    scale = expected.abs().max().item()
+    torch.testing.assert_close(loaded(tokens).logits, expected, rtol=0, atol=1e-5 * scale)
+    assert sum(p.numel() for p in loaded.parameters()) == sum(p.numel() for p in model.parameters())
+    names = {path.name for path in folder.iterdir()}
+    assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"} <= names
+    assert ("modeling_olmo_ext.py" in names) is not native
+
+
+@pytest.mark.parametrize("kind", ["hourglass", "gated taper", "gpt2"])
+def test_generation_with_left_padding_continues_as_the_run_does(kind, exported):
+    from transformers import AutoTokenizer
+
+    from olmo_ext.upstream import load_model_from_run
+
+    run, folder = exported(kind)
+    model, _ = load_model_from_run(run)
+    loaded = load_auto(folder, trust_remote_code=True)
+    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+    batch = tokenizer(["def export(", "return the folder of a run"], return_tensors="pt", padding=True)
+    assert batch["attention_mask"].min() == 0
+    generated = loaded.generate(**batch, max_new_tokens=6, min_new_tokens=6, do_sample=False)
+    for row, mask in zip(generated, batch["attention_mask"], strict=True):
+        prompt = row[: len(mask)][mask.bool()]
+        for token in row[len(mask) :]:
+            logits = model(prompt[None]).logits[0, -1]
+            logits[0] = -torch.inf  # the end of text, held back by min_new_tokens
+            assert token == logits.argmax()
+            prompt = torch.cat((prompt, token[None]))
+
+
+@pytest.mark.parametrize("kind", ["tapered", "hourglass", "gated taper"])
+def test_plain_olmo2_refuses_the_folder(kind, exported):
+    from transformers import Olmo2ForCausalLM
+
+    with pytest.raises(Exception, match="intermediate_size|int"):
+        Olmo2ForCausalLM.from_pretrained(exported(kind)[1])
+
+
+def test_the_declared_widths_are_the_configs(exported):
+    config = json.loads((exported("tapered")[1] / "config.json").read_text())
+    assert config["intermediate_size"] == [96, 64, 32]
+    config = json.loads((exported("hourglass")[1] / "config.json").read_text())
+    assert config["intermediate_size"] == [[16, 24]] * 3 and config["num_sub_mlps"] == 2
+    assert (config["head_dim"], config["num_key_value_heads"], config["norm_after"]) == (12, 2, False)
+    config = json.loads((exported("olmo2")[1] / "config.json").read_text())
+    assert config["intermediate_size"] == 64
+
+
+def test_our_package_registers_the_class_so_that_no_remote_code_is_needed(exported):
+    from transformers import AutoConfig
+
+    from olmo_ext.export.hf import register
+
+    register()
+    register()
+    folder = exported("tapered")[1]
+    assert AutoConfig.from_pretrained(folder).intermediate_size == [96, 64, 32]
+    assert load_auto(folder).__class__.__module__ == "olmo_ext.export.hf.modeling_olmo_ext"
+
+
+def test_training_on_labels_and_bf16_work(exported):
+    loaded = load_auto(exported("gated taper")[1], trust_remote_code=True).to(torch.bfloat16)
+    tokens = torch.randint(2, 300, (2, 16))
+    output = loaded(tokens, labels=tokens)
+    output.loss.backward()
+    assert all(parameter.grad is not None for parameter in loaded.parameters())
+    assert output.logits.dtype == torch.bfloat16 and abs(output.loss.item()) < 50
+
+
+def swap_halves(state):
+    """Gate and up the wrong way round, in layer 1 alone."""
+    name = next(n for n in state if "blocks.1." in n and n.endswith("ff_proj.weight"))
+    state[name] = torch.cat(state[name].chunk(2)[::-1])
+
+
+def swap_layers(state):
+    """Layers 0 and 2, of equal width, change places."""
+    for name in [n for n in state if "blocks.0." in n]:
+        other = name.replace("blocks.0.", "blocks.2.")
+        state[name], state[other] = state[other], state[name]
+
+
+@pytest.mark.parametrize("damage,named", [(swap_halves, "layer 1 "), (swap_layers, "layer 0 .*layer 2 ")])
+@pytest.mark.parametrize("kind,std", [("olmo2", 0.2), ("olmo2", 0.02), ("pre-norm", 0.02)])
+def test_a_wrong_conversion_is_refused_by_layer_and_leaves_nothing(
+    kind, std, damage, named, make_run, tmp_path, monkeypatch, tokenizer_file
+):
+    from olmo_ext.cli import cli
+    from olmo_ext.errors import WorkError
+    from olmo_ext.export import folder as module
+
+    convert = module.to_hugging_face
+
+    def wrong(state, table):
+        state = {name: tensor.clone() for name, tensor in state.items()}
+        damage(state)
+        return convert(state, table)
+
+    monkeypatch.setattr(module, "to_hugging_face", wrong)
+    with pytest.raises(WorkError, match=named):
+        cli.main(["export", str(make_run(kind, std=std)), "-o", str(tmp_path / "out")], standalone_mode=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_target_that_exists_is_not_touched(make_run, tmp_path):
+    from olmo_ext.cli import cli
+    from olmo_ext.errors import InputError
+
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "precious").write_text("x")
+    with pytest.raises(InputError, match="exists already"):
+        cli.main(["export", str(make_run("olmo2")), "-o", str(tmp_path / "out")], standalone_mode=False)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["precious"]
+
+
+def test_large_models_are_sharded_with_an_index(exported, tmp_path):
+    from safetensors.torch import load_file
+
+    from olmo_ext.export.folder import write_weights
+
+    folder = exported("tapered")[1]
+    shutil.copytree(folder, tmp_path / "sharded")
+    tensors = load_file(folder / "model.safetensors")
+    (tmp_path / "sharded" / "model.safetensors").unlink()
+    write_weights(tmp_path / "sharded", tensors, shard_bytes=40_000)
+    assert len(list((tmp_path / "sharded").glob("model-*.safetensors"))) > 2
+    tokens = torch.arange(2, 30)[None]
+    models = [load_auto(path, trust_remote_code=True) for path in (folder, tmp_path / "sharded")]
+    assert torch.equal(models[0](tokens).logits, models[1](tokens).logits)
+
+
+def test_types_without_a_hugging_face_form_are_named(exported):
+    import dataclasses
+
+    from olmo_ext.errors import InputError
+    from olmo_ext.export.names import CUSTOM, entries
+    from olmo_ext.upstream import load_model_from_run
+
+    _, config = load_model_from_run(exported("tapered")[0])
+    layer = config.shape.layers[1]
+    other = dataclasses.replace(layer, ffn=dataclasses.replace(layer.ffn, type="mine"))
+    layers = (config.shape.layers[0], other, config.shape.layers[2])
+    with pytest.raises(InputError, match="layer 1: FFN type 'mine'"):
+        entries(dataclasses.replace(config.shape, layers=layers), stock=[True] * 3, names=CUSTOM)
