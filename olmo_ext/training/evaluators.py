@@ -12,10 +12,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from olmo.config import EvaluatorConfig, EvaluatorType, TrainConfig
-from olmo.data import DataCollator, build_memmap_dataset
+from olmo.data import DataCollator
 from olmo.eval import Evaluator, build_downstream_evaluator, label_to_task_map
 from torch.utils.data import DataLoader, Dataset
 
+from olmo_ext.data.loader import TokenInstances
+from olmo_ext.data.tokens import TokenReader, check_dtype, inspect_files
 from olmo_ext.errors import InputError
 
 PADDING = -1
@@ -44,7 +46,7 @@ class LanguageModelEvaluator(Evaluator):
         del logits
         assert self.sums is not None
         totals = torch.stack([ce_loss.double().sum(-1), batch["predicted"].double().sum(-1)], dim=-1)
-        group = [self.groups.index(metadata.get("label", self.label)) for metadata in batch["metadata"]]
+        group = [self.groups.index(metadata["label"]) for metadata in batch["metadata"]]
         self.sums.index_add_(0, torch.tensor(group, device=self.device), totals)
 
     def compute_metrics(self) -> dict[str, float]:
@@ -76,15 +78,48 @@ class DownstreamEvaluator(Evaluator):
 
 
 class _Instances(Dataset):
-    """A map-style dataset in which `PADDING` gives a masked instance."""
+    """Validation instances with the group that each belongs to; `PADDING` gives a masked one.
 
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
+    :param groups: label of the group and number of instances, in order.
+    """
+
+    def __init__(self, instances: TokenInstances, groups: list[tuple[str, int]]) -> None:
+        self._instances = instances
+        self._labels = [label for label, _ in groups]
+        self._ends = np.cumsum([number for _, number in groups])
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        item = dict(self._dataset[max(index, 0)], index=max(index, 0))
+        place = max(index, 0)
+        item = dict(self._instances[place], index=place)
         item["instance_mask"] = bool(item.get("instance_mask", True)) and index != PADDING
+        item["metadata"] = {"label": self._labels[int(np.searchsorted(self._ends, place, side="right"))]}
         return item
+
+
+def _open_instances(cfg: TrainConfig, config: EvaluatorConfig) -> tuple[TokenInstances, list[tuple[str, int]]]:
+    """The evaluator's token files, looked at and checked, and their groups."""
+    section, where = config.data, f"evaluators, {config.label}"
+    if bool(section.paths) == bool(section.datasets):
+        raise InputError("names no data, or twice", where=where, right="data.paths or data.datasets")
+    by_label = {config.label: section.paths} if section.paths else section.datasets
+    vocabulary, length = cfg.model.vocab_size, cfg.model.max_sequence_length
+    dtype = check_dtype(section.memmap_dtype, vocabulary, where=where)
+    groups, files = [], []
+    for label in sorted(by_label):
+        found = inspect_files(by_label[label], dtype=dtype, sequence_length=length, vocabulary_size=vocabulary)
+        groups.append((label, sum(file.num_instances for file in found)))
+        files += found
+    options = {"dtype": dtype, "sequence_length": length, "vocabulary_size": vocabulary}
+    reader = TokenReader([file.path for file in files], [file.num_instances for file in files], **options)
+    masks = None
+    if section.label_mask_paths:
+        mask_options = {"dtype": np.dtype(np.uint8), "sequence_length": length, "vocabulary_size": 2}
+        found = inspect_files(section.label_mask_paths, **mask_options)
+        if [file.num_instances for file in found] != [file.num_instances for file in files]:
+            raise InputError("label masks of other lengths than the token files", where=where)
+        masks = TokenReader([file.path for file in found], [file.num_instances for file in found], **mask_options)
+    pad = cfg.model.pad_token_id if section.generate_attention_mask else None
+    return TokenInstances(reader, label_masks=masks, attention_mask_for=pad), groups
 
 
 def batches_of_rank(indices: list[int], *, batch_size: int, world_size: int, rank: int) -> Iterator[list[int]]:
@@ -99,17 +134,9 @@ def batches_of_rank(indices: list[int], *, batch_size: int, world_size: int, ran
 def build_language_model_evaluator(
     cfg: TrainConfig, config: EvaluatorConfig, *, device: torch.device, world_size: int, rank: int
 ) -> LanguageModelEvaluator:
-    """:raises InputError: if the evaluator names no data, or the data holds no instance."""
-    where = f"evaluators, {config.label}"
-    if not config.data.paths and not config.data.datasets:
-        raise InputError("no data", where=where, right="data.paths or data.datasets")
-    try:
-        dataset = build_memmap_dataset(cfg, config.data)
-        num_instances = len(dataset)
-    except FileNotFoundError as error:
-        raise InputError(f"no such file: {error.filename or error}", where=where) from None
-    if num_instances == 0:
-        raise InputError(f"the files hold fewer than {cfg.model.max_sequence_length} tokens, no instance", where=where)
+    """:raises InputError: if the evaluator names no data, or files that cannot be used."""
+    instances, groups = _open_instances(cfg, config)
+    num_instances = len(instances)
     batch_size = config.device_eval_batch_size or cfg.device_eval_batch_size
     indices = list(range(num_instances))
     subset = config.subset_num_batches if config.subset_num_batches is not None else cfg.eval_subset_num_batches
@@ -119,7 +146,7 @@ def build_language_model_evaluator(
         indices = sorted(order[: subset * batch_size].tolist())
     batches = list(batches_of_rank(indices, batch_size=batch_size, world_size=world_size, rank=rank))
     loader: Any = DataLoader(
-        _Instances(dataset),
+        _Instances(instances, groups),
         batch_sampler=batches,
         collate_fn=DataCollator(pad_direction=config.data.pad_direction, pad_token_id=cfg.model.pad_token_id),
         num_workers=config.data.num_workers,
@@ -132,7 +159,7 @@ def build_language_model_evaluator(
         eval_loader=loader,
         eval_metric={},
         subset_num_batches=-1,
-        groups=sorted(config.data.datasets) if config.data.datasets else [config.label],
+        groups=[label for label, _ in groups],
         device=device,
     )
 

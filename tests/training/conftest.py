@@ -73,6 +73,8 @@ def _wait(pids: list[int], seconds: float) -> list[int]:
 @pytest.fixture(scope="session")
 def heavy() -> None:
     """Import what a run needs, once for all forked children."""
+    import torch._dynamo  # noqa: F401  (what DDP and the optimizer import on first use)
+
     import olmo_ext.training.session  # noqa: F401
 
 
