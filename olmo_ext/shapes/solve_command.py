@@ -56,7 +56,8 @@ def run_section(problem: Problem, solution: Solution) -> dict[str, Any]:
 
 def name_of(solution: Solution) -> str:
     """A run's name that says its shape."""
-    return f"l{solution.layers}-d{solution.d_model}-k{solution.num_sub_mlps}-ff{solution.d_ff}"
+    heads = f"h{solution.heads}x{solution.head_dim}"
+    return f"l{solution.layers}-d{solution.d_model}-{heads}-k{solution.num_sub_mlps}-ff{solution.d_ff}"
 
 
 def to_json(problem: Problem, solution: Solution) -> dict[str, Any]:
@@ -201,6 +202,7 @@ POSITIVE = click.IntRange(min=1)
 @click.option("--embedding-size", type=POSITIVE, default=100_352, show_default=True)
 @click.option("--sequence-length", type=POSITIVE, default=4096, show_default=True)
 @click.option("--tied", is_flag=True, help="The output head is the embedding.")
+@click.option("--qk-norm/--no-qk-norm", default=True, show_default=True, help="Counts in --total.")
 @click.option("--plugin", "plugins", multiple=True, metavar="MODULE", help="Import a module that registers types.")
 @click.option("--sort", type=click.Choice(["deviation", "alignment"]), default="deviation", show_default=True)
 @click.option("--top", type=POSITIVE, default=20, show_default=True, help="How many to show.")

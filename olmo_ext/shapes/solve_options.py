@@ -168,6 +168,7 @@ def make_problem(options: Mapping[str, Any]) -> Problem:
         "embedding_size": options["embedding_size"],
         "max_sequence_length": options["sequence_length"],
         "weight_tying": options["tied"],
+        "qk_norm": options["qk_norm"],
         "kv_heads": options["kv_heads"],
     }
     lists = (
