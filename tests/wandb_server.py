@@ -186,21 +186,26 @@ class WandbServer:
             "entity": {"id": graphql_id("Entity", ENTITY), "name": ENTITY},
             "createdAt": "2026-01-01T00:00:00",
             "isBenchmark": False,
+            "user": self._user(),
+        }
+
+    @staticmethod
+    def _user() -> dict[str, Any]:
+        return {
+            "id": "VXNlcjox",
+            "name": ENTITY,
+            "entity": ENTITY,
+            "username": ENTITY,
+            "email": "nobody@localhost",
+            "admin": False,
+            "flags": "{}",
+            "deletedAt": None,
+            "teams": {"edges": [{"node": {"name": ENTITY}}]},
+            "apiKeys": {"edges": []},
         }
 
     def on_Viewer(self, variables: dict[str, Any]) -> dict[str, Any]:
-        return {
-            "viewer": {
-                "id": "VXNlcjox",
-                "entity": ENTITY,
-                "username": ENTITY,
-                "email": "nobody@localhost",
-                "admin": False,
-                "flags": "{}",
-                "teams": {"edges": [{"node": {"name": ENTITY}}]},
-                "apiKeys": {"edges": []},
-            }
-        }
+        return {"viewer": self._user()}
 
     on_GetDefaultEntity = on_Viewer
 
@@ -280,8 +285,24 @@ class WandbServer:
 
     def on_View(self, variables: dict[str, Any]) -> dict[str, Any]:
         views = self._views(variables.get("viewType") or "runs", variables.get("viewName"))
+        if variables["name"] not in self.projects:
+            return {"project": None}
         edges = [{"node": {k: v[k] for k in ("id", "displayName", "spec", "name")}} for v in views]
         return {"project": {**self._project_node(variables["name"]), "allViews": {"edges": edges}}}
+
+    def on_ProjectViews(self, variables: dict[str, Any]) -> dict[str, Any]:
+        nodes = [
+            {
+                **{key: view[key] for key in ("id", "name", "displayName", "description", "spec")},
+                "user": {"username": ENTITY, "photoUrl": None, "email": None},
+                "createdAt": "2026-01-01T00:00:00",
+                "updatedAt": "2026-01-01T00:00:00",
+            }
+            for view in self._views(variables.get("viewType") or "runs", variables.get("viewName"))
+        ]
+        page = {"endCursor": None, "hasNextPage": False}
+        edges = [{"node": node, "cursor": node["id"]} for node in nodes]
+        return {"project": {"allViews": {"edges": edges, "pageInfo": page}}}
 
     # -- file stream --------------------------------------------------------------------------------------------
 

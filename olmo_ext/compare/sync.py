@@ -169,9 +169,10 @@ def _checked_values(run: RunDirectory, *, sweep: str | None, project: str | None
     return values
 
 
-def sweep_of(run: RunDirectory) -> str | None:
-    """The name of the sweep that a run belongs to, if any."""
-    return run.path.resolve().parent.name if (run.path.parent / "sweep.json").exists() else None
+def sweep_of(run: RunDirectory, asked: Path) -> str | None:
+    """The name of the sweep: the folder that was asked for, or a single run's parent where a sweep.json stands."""
+    folder = run.path.resolve().parent
+    return folder.name if folder == asked.resolve() or (folder / "sweep.json").exists() else None
 
 
 def sync_run(
@@ -343,10 +344,10 @@ def sync_sweep(path: Path, **options: Any) -> Iterator[Upload]:
     if not options.get("dry_run") and not has_key():
         raise InputError("no W&B login", where=server_url(), right="set WANDB_API_KEY or run `wandb login`")
     for run in runs:
-        _checked_values(run, sweep=sweep_of(run), project=options.get("project"), entity=options.get("entity"))
+        _checked_values(run, sweep=sweep_of(run, path), project=options.get("project"), entity=options.get("entity"))
     for run in runs:
         try:
-            yield sync_run(run, sweep=sweep_of(run), **options)
+            yield sync_run(run, sweep=sweep_of(run, path), **options)
         except (InputError, WorkError, OSError) as error:
             yield Upload(run=run.name, status="failed", notes=[" ".join(str(error).split())])
 

@@ -224,7 +224,7 @@ def wandb_config(
     config["shape"] = bounded(shape)
     config["provenance"] = bounded(provenance)
     config.update(shape_keys(shape))
-    config.update({"sweep": sweep, "shape_name": shape_name, "run": run_name})
+    config.update({"sweep_name": sweep, "shape_name": shape_name, "run": run_name})
     # Whatever is still too large goes as its hash, the largest section first; the flat keys are always small.
     while len(json.dumps(config, default=str)) > MAX_CONFIG_BYTES:
         largest = max(config, key=lambda key: len(json.dumps(config[key], default=str)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import subprocess
@@ -111,7 +112,9 @@ def compare_with_golden(name: str, content: object) -> None:
     if os.environ.get("UPDATE_GOLDEN"):
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
-    assert path.read_text() == text
+    expected = path.read_text()
+    difference = "\n".join(difflib.unified_diff(expected.splitlines(), text.splitlines(), lineterm="", n=2))
+    assert expected == text, difference
 
 
 def sweep_file(folder: Path, names: list[str]) -> None:
