@@ -99,7 +99,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, float]:
 
         return run
 
-    sides = {
+    sides: dict[str, Callable[[], None]] = {
         "matrix products": MatrixProducts(**size, tokens=arguments.tokens, device=arguments.device),
         "eager": training(stack),
         "compiled": training(compiled),

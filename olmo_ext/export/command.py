@@ -41,7 +41,8 @@ def export(run: Path, output: Path, step: int | None, tokenizer: str | None, as_
     _say(
         result,
         as_json,
-        f"{output}: {result.architecture}, {result.parameters:,} parameters, verified on {result.verified_tokens} tokens\n"
+        f"{output}: {result.architecture}, {result.parameters:,} parameters, "
+        f"verified on {result.verified_tokens} tokens\n"
         f'AutoModelForCausalLM.from_pretrained("{output}"{code})',
     )
 

@@ -73,9 +73,7 @@ def hugging_face_config(model: Mapping[str, Any], shape: ModelShape) -> dict[str
     if model["alibi"]:
         raise InputError("ALiBi has no Hugging Face form here", where="model.alibi", right="rope: true")
     if model["block_type"] != "sequential":
-        raise InputError(
-            f"block_type {model['block_type']!r} has no Hugging Face form here", where="model.block_type"
-        )
+        raise InputError(f"block_type {model['block_type']!r} has no Hugging Face form here", where="model.block_type")
     if is_native(model, shape):
         layer = shape.layers[0]
         return {

@@ -54,7 +54,7 @@ def write_weights(folder: Path, tensors: Mapping[str, Any], *, shard_bytes: int 
     if len(shards) == 1:
         save_file(shards[0], folder / "model.safetensors", metadata={"format": "pt"})
         return
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, start=1):
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         save_file(shard, folder / file, metadata={"format": "pt"})
@@ -91,10 +91,10 @@ def write_folder(folder: Path, olmo: Any, *, model: Mapping[str, Any], shape: Mo
     :param olmo: the OLMo model.
     :param model: the `model` section of its resolved config.
     """
-    from olmo_ext.upstream.model import _regrouped
+    from olmo_ext.upstream.model import regrouped
 
     config = hugging_face_config(model, shape)
-    state, _ = _regrouped(olmo.state_dict(), 1)
+    state, _ = regrouped(olmo.state_dict(), 1)
     table = name_table(model, shape, config["model_type"])
     write_weights(folder, to_hugging_face({name: t.float().cpu() for name, t in state.items()}, table))
     _write_json(folder / "config.json", config)

@@ -93,7 +93,7 @@ def import_model(source: Path, target: Path) -> Imported:
     """
     from olmo_ext.config import load_run_config
     from olmo_ext.upstream import build_model
-    from olmo_ext.upstream.model import _STOCK
+    from olmo_ext.upstream.model import renamed_since_2023
 
     if not source.is_dir():
         raise InputError("no such folder", where=str(source))
@@ -126,7 +126,7 @@ def import_model(source: Path, target: Path) -> Imported:
             # Upstream's reader knows the names of older checkpoints; ours regroups blocks of any kind.
             state = {name: t.float() for name, t in _olmo_state(source).items()}
             if "ffn" not in values["model"]:
-                state, _ = _STOCK["compatible"](model, state)
+                state = renamed_since_2023(model, state)
         state, _ = model._make_state_dict_compatible(state)
         _load(model, state, source)
         model.eval()

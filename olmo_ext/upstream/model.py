@@ -125,7 +125,7 @@ def build_block(layer_id: int, config: ShapedModelConfig, cache: Any) -> OLMoBlo
     return ShapedBlock(layer_id, config, cache, layer=layer, branches=_branches(shape, layer_id))
 
 
-def _regrouped(state_dict: dict[str, Any], group_size: int) -> tuple[dict[str, Any], dict[str, set[str]]]:
+def regrouped(state_dict: dict[str, Any], group_size: int) -> tuple[dict[str, Any], dict[str, set[str]]]:
     """Tensor names for `group_size`, from names saved under any group size and any wrapper."""
     grouped = re.compile(r"transformer\.block_groups\.(\d+)\.(\d+)\.")
     sizes = [int(match[2]) + 1 for key in state_dict if (match := grouped.search(key))]
@@ -147,6 +147,11 @@ def _regrouped(state_dict: dict[str, Any], group_size: int) -> tuple[dict[str, A
 
 _STOCK: dict[str, Any] = {}
 """Upstream's own functions, as found before patching."""
+
+
+def renamed_since_2023(model: OLMo, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """A stock checkpoint's tensors under today's names, by upstream's own reader."""
+    return _STOCK["compatible"](model, state_dict)[0]
 
 
 def _counts(model: OLMo) -> ShapeCounts:
@@ -194,7 +199,7 @@ def _patch() -> None:
         """Rename a state dict's tensors to this model's block groups."""
         if not shaped(self.config):
             return stock["compatible"](self, state_dict)
-        return _regrouped(state_dict, self.config.block_group_size)
+        return regrouped(state_dict, self.config.block_group_size)
 
     _STOCK.update(stock)
     OLMoBlock.build = classmethod(build)  # type: ignore[method-assign,assignment]

@@ -44,7 +44,9 @@ KINDS: dict[str, dict[str, Any]] = {
         "ffn": {"type": "hourglass", "d_ff": 32, "num_sub_mlps": 2, "taper": {"widths": [48, 32, 16]}},
         "attention": {"type": ["gated", "softmax", "gated"], "gate_scale": 2.0},
     },
-    "headwise, heads by layer": {"attention": {"type": "gated", "gate": "headwise", "n_heads": [2, 4, 3], "head_dim": 8}},
+    "headwise, heads by layer": {
+        "attention": {"type": "gated", "gate": "headwise", "n_heads": [2, 4, 3], "head_dim": 8}
+    },
     "gpt2": {
         "activation_type": "gelu",
         "include_bias": True,

@@ -127,7 +127,13 @@ def test_what_cannot_be_imported_is_said_in_one_line_and_leaves_nothing(exported
     from olmo_ext.export.importer import import_model
 
     copies = {}
-    for name, kind in [("scaled", "olmo2"), ("other", "olmo2"), ("rows", "olmo2"), ("norms", "hourglass"), ("cut", "olmo2")]:
+    for name, kind in [
+        ("scaled", "olmo2"),
+        ("other", "olmo2"),
+        ("rows", "olmo2"),
+        ("norms", "hourglass"),
+        ("cut", "olmo2"),
+    ]:
         copies[name] = shutil.copytree(exported(kind)[1], tmp_path / name)
     break_config(copies["scaled"], rope_parameters={"rope_type": "yarn", "rope_theta": 10000.0})
     break_config(copies["other"], model_type="llama")

@@ -32,7 +32,8 @@ def test_lm_eval_scores_the_folder_without_network(exported, tmp_path):
 
     run, folder = exported("gated taper")
     items = [
-        {"question": f"def f{i}(x): return", "choices": [" x", " the folder", " None"], "answer": i % 3} for i in range(9)
+        {"question": f"def f{i}(x): return", "choices": [" x", " the folder", " None"], "answer": i % 3}
+        for i in range(9)
     ]
     data = tmp_path / "items.jsonl"
     data.write_text("".join(json.dumps(item) + "\n" for item in items))

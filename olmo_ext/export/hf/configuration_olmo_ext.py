@@ -19,8 +19,8 @@ def per_layer(value, num_layers, name):
 class OlmoExtConfig(PretrainedConfig):
     """Keys beside the usual ones:
 
-    - `intermediate_size`: a list with one entry per layer; an entry is the inner width of each of the layer's sub-MLPs, or
-      a list with one width per sub-MLP. Never a single number, so that no class of uniform layers takes it.
+    - `intermediate_size`: a list with one entry per layer; an entry is the inner width of each of the layer's sub-MLPs,
+      or a list with one width per sub-MLP. Never a single number, so that no class of uniform layers takes it.
     - `num_sub_mlps`: sub-MLPs per layer, each with its own norm and residual.
     - `mlp_type`: `swiglu` (gate, up, down), `gelu` or `relu` (up, down).
     - `num_attention_heads`, `num_key_value_heads`: a number, or one per layer. `head_dim` is free of hidden_size.
@@ -109,7 +109,7 @@ class OlmoExtConfig(PretrainedConfig):
             self.layer_widths(layer)
             if self.layer_heads(layer) % self.layer_kv_heads(layer):
                 raise ValueError(f"layer {layer}: key-value heads do not divide the heads")
-        super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)
+        super().__init__(**{"tie_word_embeddings": tie_word_embeddings, **kwargs})
 
     def layer_widths(self, layer):
         """Inner width of each sub-MLP of a layer."""

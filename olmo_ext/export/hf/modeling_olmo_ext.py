@@ -78,7 +78,7 @@ class OlmoExtAttention(nn.Module):
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         if self.clip is not None:
             q, k, v = (t.clamp(-self.clip, self.clip) for t in (q, k, v))
-        if self.q_norm is not None:
+        if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = (t.view(batch, time, -1, self.head_dim).transpose(1, 2) for t in (q, k, v))
         if angles is not None:
@@ -102,9 +102,7 @@ class OlmoExtMLP(nn.Module):
         super().__init__()
         self.kind = config.mlp_type
         self.up_proj = nn.Linear(config.hidden_size, width, bias=config.use_bias)
-        self.gate_proj = (
-            nn.Linear(config.hidden_size, width, bias=config.use_bias) if self.kind == "swiglu" else None
-        )
+        self.gate_proj = nn.Linear(config.hidden_size, width, bias=config.use_bias) if self.kind == "swiglu" else None
         self.down_proj = nn.Linear(width, config.hidden_size, bias=config.use_bias)
 
     def forward(self, x):
@@ -131,11 +129,11 @@ class OlmoExtLayer(nn.Module):
     def forward(self, x, *, angles, mask, cache):
         if self.norm_after:
             x = x + self.attention_norm(self.attention(x, angles=angles, mask=mask, cache=cache))
-            for norm, mlp in zip(self.sub_mlp_norms, self.sub_mlps):
+            for norm, mlp in zip(self.sub_mlp_norms, self.sub_mlps, strict=True):
                 x = x + norm(mlp(x))
             return x
         x = x + self.attention(self.attention_norm(x), angles=angles, mask=mask, cache=cache)
-        for norm, mlp in zip(self.sub_mlp_norms, self.sub_mlps):
+        for norm, mlp in zip(self.sub_mlp_norms, self.sub_mlps, strict=True):
             x = x + mlp(norm(x))
         return x
 
@@ -150,7 +148,7 @@ class OlmoExtPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module):
         if isinstance(module, (nn.Linear, nn.Embedding)):
             nn.init.normal_(module.weight, std=self.config.initializer_range)
-            if getattr(module, "bias", None) is not None:
+            if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, OlmoExtRMSNorm):
             if module.weight is not None:
@@ -165,9 +163,7 @@ class OlmoExtModel(OlmoExtPreTrainedModel):
     def __init__(self, config):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.embed_positions = (
-            None if config.rope else nn.Embedding(config.max_position_embeddings, config.hidden_size)
-        )
+        self.embed_positions = None if config.rope else nn.Embedding(config.max_position_embeddings, config.hidden_size)
         affine = config.norm_affine
         self.embed_norm = make_norm(config, config.hidden_size, affine=affine) if config.embedding_norm else None
         self.layers = nn.ModuleList(OlmoExtLayer(config, index) for index in range(config.num_hidden_layers))
@@ -238,15 +234,15 @@ class OlmoExtModel(OlmoExtPreTrainedModel):
             x = x + self.embed_positions(position_ids)
         angles = self.angles(position_ids) if self.config.rope else None
         mask = self.mask(attention_mask, batch=batch, time=time, past=past, device=x.device)
-        states = ()
+        states = []
         for layer in self.layers:
-            states += (x,)
+            states.append(x)
             x = layer(x, angles=angles, mask=mask, cache=cache)
         x = self.norm(x)
-        states += (x,)
+        states.append(x)
         kept = {CACHE_KEY: cache if use_cache else None}
         output = BaseModelOutputWithPast(
-            last_hidden_state=x, hidden_states=states if output_hidden_states else None, **kept
+            last_hidden_state=x, hidden_states=tuple(states) if output_hidden_states else None, **kept
         )
         return output if return_dict is not False else output.to_tuple()
 
