@@ -35,14 +35,20 @@ def axes(result: Comparison, present: set[str]) -> Html:
     return section("axes", "Along the axes of the sweep", *parts, short="Axes") if parts else Html()
 
 
-def _schedules(result: Comparison) -> str:
+def schedule_cells(result: Comparison) -> tuple[dict[tuple[str, str], list[GroupResult]], list[str], list[str]]:
+    """(schedule, range) -> compared groups, the schedules, the ranges; empty unless at least two of each."""
     cells: dict[tuple[str, str], list[GroupResult]] = {}
     for group in result.groups:
         shape = group.features
         if shape.taper and shape.taper_range and group.nats is not None and shape.taper not in ("groups", "widths"):
             cells.setdefault((shape.taper, shape.taper_range), []).append(group)
     schedules, ranges = list(dict.fromkeys(k for k, _ in cells)), list(dict.fromkeys(r for _, r in cells))
-    if len(schedules) < 2 or len(ranges) < 2:
+    return (cells, schedules, ranges) if len(schedules) >= 2 and len(ranges) >= 2 else ({}, [], [])
+
+
+def _schedules(result: Comparison) -> str:
+    cells, schedules, ranges = schedule_cells(result)
+    if not cells:
         return ""
     # Unlike groups in one cell (another K, another rate) would be averaged silently: they are listed instead.
     values = [group.nats.mean for found in cells.values() for group in found if group.nats]

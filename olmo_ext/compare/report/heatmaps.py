@@ -13,13 +13,12 @@ from olmo_ext.compare.report.html import Html, behind, section, table
 QUANTITIES = {
     "rho_mlp": "ρ MLP: cosine of the FFN's output with the residual stream",
     "rho_block": "ρ block: cosine of the whole block's update with the residual stream",
-    "effective_rank": "Effective rank of the FFN's inner activations",
-    "dead_share": "Share of inner units that are never active",
+    "rho_attention": "ρ attention: cosine of the attention's output with the residual stream",
     "ffn_over_attention": "FFN update over attention update",
+    "effective_rank_share": "Effective rank of the FFN's inner activations over their number",
+    "dead_share": "Share of inner units that are never active",
 }
-"""Shown first, in this order and under these names; other per-layer numbers follow under their own."""
-
-MOST_QUANTITIES = 6
+"""What the page shows of a diagnosis, in this order; the file holds more."""
 
 
 def layer_values(diagnosis: Mapping[str, Any]) -> dict[str, list[float]]:
@@ -27,7 +26,7 @@ def layer_values(diagnosis: Mapping[str, Any]) -> dict[str, list[float]]:
     layers = diagnosis.get("layers")
     if not isinstance(layers, list) or not all(isinstance(layer, Mapping) for layer in layers):
         return {}
-    names = [name for name, value in (layers[0] if layers else {}).items() if _is_number(value) and name != "layer"]
+    names = [name for name, value in (layers[0] if layers else {}).items() if _is_number(value) and name in QUANTITIES]
     return {
         name: [float(layer[name]) for layer in layers]
         for name in names
@@ -39,7 +38,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _mean(group: GroupResult) -> dict[str, list[float]]:
+def layer_means(group: GroupResult) -> dict[str, list[float]]:
     """Means over the group's finished runs."""
     found: dict[str, list[list[float]]] = {}
     for run in group.finished:
@@ -54,12 +53,12 @@ def _mean(group: GroupResult) -> dict[str, list[float]]:
 
 def diagnosis(result: Comparison) -> str:
     """A strip per group and quantity, first layer left, all strips of one width whatever their number of layers."""
-    means = {number: _mean(group) for number, group in enumerate(result.groups)}
-    names = list(dict.fromkeys(name for values in means.values() for name in values))
-    names = sorted(names, key=lambda name: list(QUANTITIES).index(name) if name in QUANTITIES else len(QUANTITIES))
+    means = {number: layer_means(group) for number, group in enumerate(result.groups)}
     parts = []
-    for name in names[:MOST_QUANTITIES]:
+    for name, title in QUANTITIES.items():
         shown = {number: values[name] for number, values in means.items() if name in values}
+        if not shown:
+            continue
         every = [value for values in shown.values() for value in values]
         low, high = min(every), max(every)
         strips, rows = [], []
@@ -75,7 +74,6 @@ def diagnosis(result: Comparison) -> str:
                 f'{values[0]:.3f}, last {values[-1]:.3f}">{cells}</span></div>'
             )
             rows.append([group, ", ".join(f"{value:.3f}" for value in values)])
-        title = QUANTITIES.get(name, name)
         data = behind(table(["Group", "First to last layer"], rows, caption=title, css="wrap", numeric_from=2))
         scale = (
             f'<p class="scale"><span>{words.number(low)}</span><i></i><span>{words.number(high)}</span>'
@@ -89,19 +87,25 @@ def _share(value: float, low: float, high: float) -> float:
     return (value - low) / (high - low) if high > low else 0.5
 
 
+def needle_scores(group: GroupResult) -> dict[tuple[str, str], dict[tuple[float, float], list[float]]]:
+    """(task, metric) -> (depth, length) -> the values of the group's finished runs."""
+    scores: dict[tuple[str, str], dict[tuple[float, float], list[float]]] = {}
+    for run in group.finished:
+        for row in run.evaluations:
+            # Rows without a depth are sums over depths: the grid shows them already.
+            if row.get("length") is None or row.get("depth") is None or not _is_number(row.get("value")):
+                continue
+            place = (float(row["depth"]), float(row["length"]))
+            key = (str(row.get("task")), str(row.get("metric")))
+            scores.setdefault(key, {}).setdefault(place, []).append(float(row["value"]))
+    return scores
+
+
 def needles(result: Comparison) -> str:
     """One grid per group and task: share of needles found by length and depth."""
     grids: dict[str, list[str]] = {}
     for number, group in enumerate(result.groups):
-        scores: dict[tuple[str, str], dict[tuple[float, float], list[float]]] = {}
-        for run in group.finished:
-            for row in run.evaluations:
-                if row.get("length") is None or not _is_number(row.get("value")):
-                    continue
-                place = (float(row.get("depth") or 0.0), float(row["length"]))
-                key = (str(row.get("task")), str(row.get("metric")))
-                scores.setdefault(key, {}).setdefault(place, []).append(float(row["value"]))
-        for (task, metric), cells in scores.items():
+        for (task, metric), cells in needle_scores(group).items():
             grids.setdefault(f"{task}, {metric}", []).append(_grid(number, group.name, cells))
     if not grids:
         return ""

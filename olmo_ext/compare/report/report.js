@@ -192,7 +192,7 @@
     });
     const traces = [], xs = points.map((p) => p.x), ys = points.map((p) => p.y), ends = [];
     // Where groups form lines (a family, a shape over its learning rates) the line carries colour and name.
-    const lines = figure.lines || figure.fits || [], worn = new Map();
+    const lines = (figure.lines || figure.fits || []).filter((line) => figure.points.some((point) => line.g.includes(point.g))), worn = new Map();
     lines.forEach((line, number) => {
       const home = line.g.some((g) => data.groups[g].base), colours = PALETTE[dark() ? "dark" : "light"];
       const place = lines.slice(0, number).filter((other) => !other.g.some((g) => data.groups[g].base)).length;
