@@ -12,7 +12,7 @@ import click
 
 from olmo_ext.errors import EXIT_DONE, InputError, WorkError
 from olmo_ext.launch.local import launcher_of
-from olmo_ext.launch.queue import SLURM_SECONDS, read_queue, read_submissions, submitted_jobs
+from olmo_ext.launch.slurm_queue import SLURM_SECONDS, read_queue, read_submissions, submitted_jobs
 
 
 def cancel_runs(directory: Path, runs: Sequence[str]) -> int:

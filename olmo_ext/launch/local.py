@@ -21,7 +21,7 @@ import click
 
 from olmo_ext.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, InputError
 from olmo_ext.launch.plan import Member
-from olmo_ext.launch.progress import failure_lines, read_progress
+from olmo_ext.launch.progress import failure_lines, pid_lives, read_progress
 from olmo_ext.launch.worker import record_failure
 from olmo_ext.quantities import format_count, format_seconds
 
@@ -49,7 +49,7 @@ def sweep_lock(sweep_directory: Path) -> Iterator[int]:
         except BlockingIOError:
             holder = path.read_text().strip()
             # A dead launcher's worker is saving its checkpoint; a living launcher is somebody else at work.
-            if _is_alive(holder) or time.monotonic() > deadline:
+            if _lives(holder) or time.monotonic() > deadline:
                 os.close(descriptor)
                 raise InputError(
                     f"another launch is at work here (process {holder or 'unknown'})", where=str(sweep_directory)
@@ -77,15 +77,11 @@ def launcher_of(sweep_directory: Path) -> int | None:
             return None
         except BlockingIOError:
             holder = file.read().strip()
-    return int(holder) if _is_alive(holder) else None
+    return int(holder) if _lives(holder) else None
 
 
-def _is_alive(pid: str) -> bool:
-    try:
-        status = Path(f"/proc/{int(pid)}/stat").read_text()
-    except (ValueError, OSError):
-        return False
-    return status.rpartition(")")[2].split()[0] != "Z"
+def _lives(holder: str) -> bool:
+    return holder.isdigit() and pid_lives(int(holder))
 
 
 def _visible_gpus() -> list[str]:

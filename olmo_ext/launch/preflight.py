@@ -25,6 +25,8 @@ class Findings:
 
     warnings: list[str] = field(default_factory=list)
     facts: list[str] = field(default_factory=list)
+    settings: dict[str, list[str]] = field(default_factory=dict)
+    """How runs will run (the node rule's choices in words) -> the runs."""
 
     def add_error(self, text: str) -> None:
         if text not in self.errors:
@@ -72,7 +74,7 @@ def _check_run(sweep: Sweep, run: SweepRun, placement: Placement | None, finding
     check_names(values, sweep=sweep.name, run=run.name)
     if placement is not None:
         needed, memory = estimate(run.config, placement).total, placement.node.gpu.usable_memory
-        findings.facts.append(f"{run.name}: {describe(run.config, placement)}")
+        findings.settings.setdefault(describe(run.config, placement), []).append(run.name)
         if needed > memory:
             raise InputError(
                 f"a step needs {format_bytes(needed)} a GPU, {placement.node.gpu.name} has {format_bytes(memory)}",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from olmo_ext.rundir import RunDirectory
+from olmo_ext.rundir import RunDirectory, RunState
 
 TAIL_BYTES = 1 << 16
 RATE_ROWS = 50
@@ -79,6 +80,20 @@ def read_progress(directory: RunDirectory) -> Progress | None:
         seconds_per_step=seconds / steps if known else None,
         time=last.get("time"),
     )
+
+
+def pid_lives(pid: int) -> bool:
+    """Whether a process of this machine exists and is no zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def process_lives(state: RunState) -> bool:
+    """Whether the process that wrote the state runs on this machine."""
+    return state.host == socket.gethostname() and pid_lives(state.pid)
 
 
 def newest_log(directory: RunDirectory) -> Path | None:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from olmo_ext.errors import InputError
-from olmo_ext.launch.progress import failure_lines, read_progress
+from olmo_ext.launch.progress import failure_lines, process_lives, read_progress
 from olmo_ext.quantities import format_count, format_seconds
 from olmo_ext.rundir import RunDirectory, RunState
 
@@ -40,15 +40,6 @@ class RunStatus:
     job: str | None = None
 
 
-def _is_here(state: RunState) -> bool:
-    """Whether the process that wrote the state still runs on this machine."""
-    try:
-        stat = Path(f"/proc/{state.pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
-
-
 def _status_of(state: RunState, queued: Mapping[str, str] | None, job: str | None) -> str:
     """Merge what the run wrote with what the queue says.
 
@@ -65,7 +56,7 @@ def _status_of(state: RunState, queued: Mapping[str, str] | None, job: str | Non
         return state.status if state.status in ("done", "failed") else "running"
     if state.status == "running":
         if state.slurm_job is None:
-            alive = state.host != socket.gethostname() or _is_here(state)
+            alive = state.host != socket.gethostname() or process_lives(state)
         else:
             alive = queued is None
         return "running" if alive else "stopped"
@@ -123,7 +114,7 @@ def run_directories(path: Path) -> list[RunDirectory]:
 
 def sweep_status(path: Path) -> list[RunStatus]:
     """The status of every run under a sweep's folder."""
-    from olmo_ext.launch.queue import read_queue, submitted_jobs
+    from olmo_ext.launch.slurm_queue import read_queue, submitted_jobs
 
     jobs = submitted_jobs(path)
     directories = run_directories(path)

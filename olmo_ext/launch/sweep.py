@@ -373,7 +373,8 @@ def load_sweep(path: Path | str, overrides: Sequence[str] = (), *, rule: NodeRul
     seeds = _seeds(tree, where=where)
     members = _crossed(tree.get("axes"), where=where) + _listed(tree.get("runs"), where=where)
     if not members:
-        members = [_Member(name=str(common.get("run_name", path.stem)), values={}, overrides={})]
+        named = [value for key, value in map(parse_override, overrides) if key == "run_name"]
+        members = [_Member(name=str([common.get("run_name", path.stem), *named][-1]), values={}, overrides={})]
     axis_keys = {
         key for member in members for key in member.overrides if not isinstance(member.overrides[key], Mapping)
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -16,6 +17,7 @@ import traceback
 from pathlib import Path
 
 from olmo_ext.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, OlmoExtError
+from olmo_ext.launch.progress import process_lives
 from olmo_ext.rundir import RunDirectory
 from olmo_ext.training.signals import StopRequest
 
@@ -34,11 +36,10 @@ def stop_without_parent(parent: int) -> None:
     threading.Thread(target=watch, daemon=True, name="parent-watch").start()
 
 
-def append_output_to(directory: RunDirectory, *, part: str = "console") -> Path:
-    """Send standard output and error, of this process and what it starts, to the log of the attempt that begins."""
+def append_output_to(directory: RunDirectory, name: str) -> Path:
+    """Send standard output and error, of this process and what it starts, to the end of a log of the run."""
     directory.logs.mkdir(parents=True, exist_ok=True)
-    name = f"attempt{directory.read_state().attempt + 1}-{part}"
-    path = directory.logs / f"{name}.log"
+    path = directory.logs / name
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -71,9 +72,11 @@ def train_run(run_directory: Path, stop: StopRequest) -> tuple[int, str]:
 
 
 def record_failure(directory: RunDirectory, reason: str) -> None:
-    """Make sure that a run which ended without success says so in `state.json`."""
+    """Make sure that a run which ended without success says so in `state.json`, unless another process trains it."""
     state = directory.read_state()
-    if state.status in ("pending", "running"):
+    elsewhere = state.host != socket.gethostname()
+    theirs = state.status == "running" and (elsewhere or (state.pid != os.getpid() and process_lives(state)))
+    if state.status in ("pending", "running", "requeued") and not theirs:
         state.status, state.reason = "failed", reason
         directory.write_state(state)
 
@@ -86,10 +89,11 @@ def main(arguments: list[str]) -> int:
             if stop.is_set:
                 break
             path = Path(json.loads(line))
-            append_output_to(RunDirectory(path))
+            directory = RunDirectory(path)
+            append_output_to(directory, f"attempt{directory.read_state().attempt + 1}-console.log")
             code, reason = train_run(path, stop)
             if code in (EXIT_FAILED, EXIT_BAD_INPUT):
-                record_failure(RunDirectory(path), reason)
+                record_failure(directory, reason)
             try:
                 results.write(json.dumps({"run": str(path), "code": code, "reason": reason}) + "\n")
             except BrokenPipeError:

@@ -1,0 +1,102 @@
+"""The code that a queued run will run with, copied when it is queued: an edit while the job waits changes nothing.
+
+runs/<sweep>/.code/<digest>/olmo_ext/   the package as it is on the disk, uncommitted changes included
+                            plugins     modules named under `plugins:` that lie in the current folder
+                            code.json   version, git revision, sha256 of the diff, digest of the files
+                            diff.patch  what the revision lacks
+runs/<sweep>/<run>/code -> ../.code/<digest>
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import olmo_ext
+from olmo_ext.errors import InputError
+from olmo_ext.files import sync_directory
+from olmo_ext.training.provenance import code_revision
+
+CODE_FOLDER = ".code"
+IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
+
+
+def _plugin_sources(plugins: Sequence[str]) -> Iterator[Path]:
+    """Files and folders of the plugins that belong to the current folder; installed packages stay where they are."""
+    here = Path.cwd().resolve()
+    for name in dict.fromkeys(plugin.partition(".")[0] for plugin in plugins):
+        try:
+            found = importlib.util.find_spec(name)
+        except (ImportError, ValueError):
+            found = None
+        if found is None or not found.origin:
+            raise InputError(f"plugin {name!r} cannot be found", where="plugins", right="install it, or run beside it")
+        origin = Path(found.origin).resolve()
+        source = origin.parent if found.submodule_search_locations else origin
+        if source.parent == here and "site-packages" not in source.parts:
+            yield source
+
+
+def _files_digest(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        digest.update(f"{path.relative_to(folder)}\0{path.stat().st_size}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _uncommitted() -> str:
+    """`git diff HEAD` of the package, empty outside a checkout."""
+    folder = Path(olmo_ext.__file__).parent
+    command = ["git", "-C", str(folder), "diff", "HEAD", "--", "."]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return answer.stdout if answer.returncode == 0 else ""
+
+
+def freeze_code(sweep_directory: Path, plugins: Sequence[str] = ()) -> Path:
+    """Copy the package and the local plugins; the same code is stored once.
+
+    :returns: the folder to put on PYTHONPATH.
+    """
+    store = sweep_directory / CODE_FOLDER
+    store.mkdir(parents=True, exist_ok=True)
+    aside = store / f".aside.{os.getpid()}"
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        package = Path(olmo_ext.__file__).parent
+        shutil.copytree(package, aside / package.name, ignore=IGNORED)
+        for source in _plugin_sources(plugins):
+            if source.is_dir():
+                shutil.copytree(source, aside / source.name, ignore=IGNORED)
+            else:
+                shutil.copy2(source, aside / source.name)
+        digest = _files_digest(aside)
+        target = store / digest[:16]
+        if not target.exists():
+            if diff := _uncommitted():
+                (aside / "diff.patch").write_text(diff)
+            description = {"code": code_revision(), "files_sha256": digest}
+            (aside / "code.json").write_text(json.dumps(description, indent=1) + "\n")
+            os.rename(aside, target)
+            sync_directory(store)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return target
+
+
+def link_code(run_directory: Path, code: Path) -> None:
+    """Point the run's `code` at a frozen copy, relative, so that the sweep's folder can move as a whole."""
+    run_directory.mkdir(parents=True, exist_ok=True)
+    aside = run_directory / f".code.{os.getpid()}.aside"
+    aside.unlink(missing_ok=True)
+    os.symlink(os.path.relpath(code, run_directory), aside)
+    os.replace(aside, run_directory / "code")

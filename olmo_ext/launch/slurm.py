@@ -1,0 +1,345 @@
+"""`launch --on NODE_TYPE`: freeze, submit once what is missing, and queue the comparison behind it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from olmo_ext.config import differing_keys, load_run_config
+from olmo_ext.errors import EXIT_DONE, InputError, WorkError
+from olmo_ext.files import write_atomically
+from olmo_ext.launch.freeze import freeze_code, link_code
+from olmo_ext.launch.local import sweep_lock
+from olmo_ext.launch.plan import Member, members_of, prepare
+from olmo_ext.launch.preflight import Findings, preflight
+from olmo_ext.launch.rule import Placement, node_settings
+from olmo_ext.launch.slurm_command import Submission, sbatch_command, sbatch_runs, shell_line
+from olmo_ext.launch.slurm_job import record
+from olmo_ext.launch.slurm_limits import Limits, check_partition, read_limits, test_submission
+from olmo_ext.launch.slurm_queue import SLURM_SECONDS, read_queue, record_submission, submitted_jobs
+from olmo_ext.launch.slurm_site import SHARED_FILES, Site, read_site, slurm_file
+from olmo_ext.launch.sweep import Sweep, load_sweep
+from olmo_ext.nodes import load_hardware
+
+LAUNCH_FOLDER = ".launch"
+STANDARD_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmRequest:
+    """What the command line asks for."""
+
+    node_type: str
+    num_nodes: int = 1
+    gpus_per_node: int | None = None
+    throttle: int | None = None
+    time_limit: str | None = None
+    fetch_parts: int | None = None
+    compare: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Launch:
+    """A request with everything that was found out about it."""
+
+    sweep: Sweep
+    sweep_directory: Path
+    """Absolute."""
+
+    request: SlurmRequest
+    placement: Placement
+    site: Site
+    limits: Limits
+    missing: list[Member]
+
+    def folders(self) -> list[tuple[Path, list[Member]]]:
+        """The launch folder and the runs of each array: one array, or as many as the array limit makes of it."""
+        parent = self.sweep_directory / LAUNCH_FOLDER
+        taken = [int(entry.name) for entry in parent.glob("*") if entry.name.isdigit()]
+        first, size = max(taken, default=0) + 1, self.limits.array_size
+        chunks = [self.missing[start : start + size] for start in range(0, len(self.missing), size)]
+        return [(parent / f"{first + index:03d}", chunk) for index, chunk in enumerate(chunks)]
+
+    def runs_command(
+        self, folder: Path, chunk: Sequence[Member], *, after: str | None, fetched: str | None
+    ) -> list[str]:
+        conditions = [f"afterok:{fetched}"] if fetched else []
+        # A throttle holds for the sweep: the next array waits for the one before.
+        conditions += [f"afterany:{after}"] if after and self.request.throttle else []
+        return sbatch_runs(
+            Submission(
+                script=folder / f"{self.request.node_type}.sbatch",
+                launch_folder=folder,
+                job_name=self.sweep.name,
+                num_runs=len(chunk),
+                placement=self.placement,
+                site=self.site,
+                throttle=self.request.throttle,
+                time_limit=self.request.time_limit,
+                dependency=",".join(conditions) or None,
+            )
+        )
+
+    def compare_command(self, folder: Path, jobs: Sequence[str]) -> list[str]:
+        return sbatch_command(
+            ["compare", str(self.sweep_directory), "-o", str(self.sweep_directory / "report.html")],
+            launch_folder=folder,
+            job_name=f"{self.sweep.name}-compare",
+            site=self.site,
+            # Also after failures: the report says which runs are missing.
+            dependency="afterany:" + ":".join(jobs),
+        )
+
+    def fetch_command(self, folder: Path) -> list[str]:
+        from olmo_ext.launch.fetch import fetch_arguments
+
+        parts = self.request.fetch_parts
+        assert parts is not None
+        return sbatch_command(
+            fetch_arguments([member.run.config.values for member in self.missing], parts=parts),
+            launch_folder=folder,
+            job_name=f"{self.sweep.name}-fetch",
+            site=self.site,
+            array=parts,
+        )
+
+
+def submit_environment() -> dict[str, str]:
+    """The caller's environment without what another job or an sbatch habit left in it, but for SLURM_CONF."""
+    foreign = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_")
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name == "SLURM_CONF" or not name.startswith(foreign)
+    }  # fmt: skip
+
+
+def submit(command: Sequence[str]) -> str:
+    """Run sbatch; the job's id.
+
+    :raises WorkError: with what sbatch said.
+    """
+    answer = subprocess.run(
+        command, capture_output=True, text=True, env=submit_environment(), timeout=60, check=False
+    )  # fmt: skip
+    job = answer.stdout.strip().partition(";")[0]
+    if answer.returncode or not job.isdigit():
+        raise WorkError(f"sbatch: {' '.join(answer.stderr.split()) or answer.returncode}")
+    return job
+
+
+def _environment_file() -> str:
+    """What a job with an empty environment needs to find Slurm's tools and this Python."""
+    folders = [os.path.dirname(path) for tool in ("srun", "scontrol", "squeue") if (path := shutil.which(tool))]
+    path = ":".join(dict.fromkeys([*folders, *STANDARD_PATH.split(":")]))
+    lines = {"PATH": path, "OLMO_EXT_PYTHON": sys.executable}
+    if "SLURM_CONF" in os.environ:
+        lines["SLURM_CONF"] = os.environ["SLURM_CONF"]
+    return "".join(f"{name}={shlex.quote(value)}\n" for name, value in lines.items())
+
+
+def _write_launch_folder(launch: _Launch, folder: Path, chunk: Sequence[Member], code: Path) -> None:
+    """Freeze the job's files beside the code: a requeued element reads them again."""
+    folder.mkdir(parents=True)
+    for name in (f"{launch.request.node_type}.sbatch", *SHARED_FILES):
+        shutil.copyfile(slurm_file(name), folder / name)
+    if launch.site.path is not None:
+        shutil.copyfile(launch.site.path, folder / "site.env")
+    (folder / "environment.sh").write_text(_environment_file())
+    plan = {"runs": [member.run.name for member in chunk], "world_size": launch.placement.world_size}
+    write_atomically(folder / "runs.json", json.dumps(plan, indent=1, ensure_ascii=False) + "\n")
+    link_code(folder, code)
+
+
+def _busy_runs(members: Sequence[Member], sweep_directory: Path, queue: dict[str, str] | None) -> dict[str, str]:
+    """Run -> job of those that are queued or running."""
+    jobs = submitted_jobs(sweep_directory)
+    busy = {}
+    for member in members:
+        for job in (jobs.get(member.run.name), member.directory.read_state().slurm_job):
+            if job is not None and queue is not None and job in queue:
+                busy[member.run.name] = job
+    return busy
+
+
+def _refuse_changed(members: Sequence[Member], busy: dict[str, str]) -> None:
+    """A queued run keeps the config it was queued with; another one in the YAML is a misunderstanding."""
+    for member in members:
+        if member.run.name not in busy or not member.directory.exists():
+            continue
+        stored = load_run_config(member.directory.config_path, check_budget_too=False)
+        if differences := differing_keys(member.run.config.identity(), stored.identity()):
+            raise InputError(
+                f"run {member.run.name!r} is queued with another config: {differences[0]}",
+                where=str(member.directory.path),
+                right="`olmo-ext cancel` it first, or launch under another sweep name",
+            )
+
+
+def launch_slurm(
+    sweep_file: Path, overrides: Sequence[str], runs_directory: Path, *, request: SlurmRequest, dry_run: bool
+) -> int:
+    """Queue what is missing of a sweep.
+
+    :raises InputError: for what would fail in the queue, before anything is written.
+    :raises WorkError: if sbatch refuses; what was submitted before stays and is not submitted again.
+    """
+    node = load_hardware().node(request.node_type, where="--on")
+    script = slurm_file(f"{request.node_type}.sbatch")
+    site = read_site()
+    placement = Placement(
+        node=node, num_nodes=request.num_nodes, gpus_per_node=request.gpus_per_node or node.gpus_per_node
+    )  # fmt: skip
+    if placement.gpus_per_node > node.gpus_per_node:
+        raise InputError(
+            f"{placement.gpus_per_node} GPUs a node", where="--gpus", right=f"at most {node.gpus_per_node}"
+        )
+    sweep = load_sweep(sweep_file, overrides, rule=lambda config: node_settings(config, placement))
+    sweep_directory = (runs_directory / sweep.name).absolute()
+    members = members_of(sweep, runs_directory.absolute())
+    queue = read_queue()
+    has_slurm = queue is not None and shutil.which("sbatch") is not None
+    if not has_slurm and not dry_run:
+        raise InputError("Slurm does not answer here", right="launch on a login node, or look with --dry-run")
+    busy = _busy_runs(members, sweep_directory, queue)
+    _refuse_changed(members, busy)
+    launch = _Launch(
+        sweep=sweep,
+        sweep_directory=sweep_directory,
+        request=request,
+        placement=placement,
+        site=site,
+        limits=read_limits() if has_slurm else Limits(),
+        missing=[member for member in members if not member.is_done and member.run.name not in busy],
+    )
+    findings = preflight(sweep, [member.run for member in launch.missing], sweep_directory, placement=placement)
+    if has_slurm and launch.missing:
+        _check_with_slurm(launch, script, findings)
+    _tell(launch, members, busy, findings, has_slurm=has_slurm)
+    if dry_run:
+        _show_commands(launch)
+        for text in findings.errors:
+            click.echo(f"would be refused: {text}", err=True)
+        return EXIT_DONE
+    if findings.errors:
+        more = f"and {len(findings.errors) - 1} more, --dry-run shows them" if len(findings.errors) > 1 else None
+        raise InputError(findings.errors[0], right=more)
+    if launch.missing:
+        with sweep_lock(sweep_directory):
+            _submit_all(launch)
+    return EXIT_DONE
+
+
+def _check_with_slurm(launch: _Launch, script: Path, findings: Findings) -> None:
+    time_limit = launch.request.time_limit
+    if time_limit is None and (match := re.search(r"^#SBATCH --time=(\S+)", script.read_text(), re.MULTILINE)):
+        time_limit = match[1]
+    partition = launch.site.get("SBATCH_PARTITION", launch.request.node_type)
+    if problem := check_partition(partition, time_limit):
+        findings.add_error(problem)
+        return
+    folder, chunk = launch.folders()[0]
+    command = launch.runs_command(folder, chunk, after=None, fetched=None)
+    command[-2:] = [str(script)]
+    if problem := test_submission(command, submit_environment()):
+        findings.add_error(problem)
+
+
+def _tell(
+    launch: _Launch, members: Sequence[Member], busy: dict[str, str], findings: Findings, *, has_slurm: bool
+) -> None:
+    missing = {member.run.name for member in launch.missing}
+    click.echo(f"{len(members)} runs of {launch.sweep.name}, each on {launch.placement}:")
+    for member in members:
+        name = member.run.name
+        what = "to be queued" if name in missing else f"in the queue as {busy[name]}" if name in busy else "done"
+        click.echo(f"  {name}: {what}")
+    for text, names in findings.settings.items():
+        which = "all of these" if len(names) == len(launch.missing) > 1 else ", ".join(names)
+        click.echo(f"{which}: {text}")
+    for text in findings.facts:
+        click.echo(text)
+    for text in findings.warnings:
+        click.echo(f"warning: {text}", err=True)
+    if launch.site.path is None:
+        click.echo("note: no slurm/site.env: partition and account are the cluster's defaults", err=True)
+    if not has_slurm:
+        click.echo("note: no Slurm here: partition, limits and array size are not checked", err=True)
+
+
+def _show_commands(launch: _Launch) -> None:
+    folders = launch.folders()
+    if not folders:
+        click.echo("nothing to queue")
+        return
+    fetched = None
+    if launch.request.fetch_parts:
+        fetched = "FETCH_JOB"
+        click.echo(shell_line(launch.fetch_command(folders[0][0])))
+    jobs: list[str] = []
+    for folder, chunk in folders:
+        command = launch.runs_command(folder, chunk, after=jobs[-1] if jobs else None, fetched=fetched)
+        click.echo(shell_line(command))
+        jobs.append(f"JOB_{folder.name}")
+    if launch.request.compare:
+        click.echo(shell_line(launch.compare_command(folders[-1][0], jobs)))
+
+
+def _submit_all(launch: _Launch) -> None:
+    """Write everything that the jobs read, then submit, remembering each job at once."""
+    directory = launch.sweep_directory
+    plugins = [name for member in launch.missing for name in member.run.config.values["plugins"]]
+    code = freeze_code(directory, plugins)
+    prepare(launch.sweep, directory.parent, launch.missing)
+    (directory / "logs").mkdir(exist_ok=True)
+    folders = launch.folders()
+    for folder, chunk in folders:
+        _write_launch_folder(launch, folder, chunk, code)
+        for member in chunk:
+            link_code(member.directory.path, code)
+            record(member.directory, "queued")
+    fetched = None
+    if launch.request.fetch_parts:
+        fetched = submit(launch.fetch_command(folders[0][0]))
+        record_submission(directory, {"kind": "fetch", "job": fetched})
+        click.echo(f"data: job {fetched}, {launch.request.fetch_parts} parts")
+    jobs: list[str] = []
+    for folder, chunk in folders:
+        try:
+            job = submit(launch.runs_command(folder, chunk, after=jobs[-1] if jobs else None, fetched=fetched))
+        except WorkError as error:
+            done = sum(len(other) for _, other in folders[: len(jobs)])
+            raise WorkError(
+                f"{error} ({done} of {len(launch.missing)} runs queued; launch again for the rest)"
+            ) from None
+        jobs.append(job)
+        names = [member.run.name for member in chunk]
+        record_submission(directory, {"kind": "runs", "job": job, "runs": names, "folder": folder.name})
+        click.echo(f"runs: job {job}, {len(chunk)} runs")
+    if launch.request.compare:
+        _cancel_older_comparisons(directory)
+        job = submit(launch.compare_command(folders[-1][0], jobs))
+        record_submission(directory, {"kind": "compare", "job": job})
+        click.echo(f"comparison: job {job}, writes {directory / 'report.html'}")
+    click.echo(f"olmo-ext status {os.path.relpath(directory)}")
+
+
+def _cancel_older_comparisons(directory: Path) -> None:
+    """The comparison of an earlier launch would run before the runs that are queued now."""
+    from olmo_ext.launch.slurm_queue import read_submissions
+
+    queue = read_queue() or {}
+    old = [entry["job"] for entry in read_submissions(directory) if entry.get("kind") == "compare"]
+    waiting = [job for job in old if queue.get(job) == "PENDING"]
+    if waiting:
+        subprocess.run(["scancel", *waiting], capture_output=True, timeout=SLURM_SECONDS, check=False)

@@ -1,0 +1,79 @@
+"""What a cluster allows, as Slurm itself reports it."""
+
+from __future__ import annotations
+
+import getpass
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from olmo_ext.launch.slurm_queue import SLURM_SECONDS
+from olmo_ext.quantities import parse_seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Limits that split a sweep."""
+
+    array_size: int = 1000
+    """Elements of one array; Slurm's default MaxArraySize is 1001, the first index that is too large."""
+
+
+def _ask(*command: str) -> str | None:
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=SLURM_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout if answer.returncode == 0 else None
+
+
+def read_limits() -> Limits:
+    """MaxArraySize, and the number of jobs a user may submit where accounting says so."""
+    config = _ask("scontrol", "show", "config") or ""
+    sizes = [Limits().array_size]
+    if match := re.search(r"^MaxArraySize\s*=\s*(\d+)", config, re.MULTILINE):
+        sizes = [max(1, int(match[1]) - 1)]
+    limits = (
+        _ask("sacctmgr", "-nP", "show", "associations", "where", f"user={getpass.getuser()}", "format=MaxSubmitJobs")
+        or ""
+    )
+    sizes += [int(line) for line in limits.split() if line.isdigit() and int(line) > 0]
+    return Limits(array_size=min(sizes))
+
+
+def check_partition(partition: str | None, time_limit: str | None) -> str | None:
+    """Whether a partition exists, is up, and lets a job run that long; a problem in one line, or None."""
+    listing = _ask("sinfo", "--noheader", "--format=%P|%a|%l")
+    if listing is None:
+        return None
+    rows = {}
+    for line in listing.splitlines():
+        name, available, longest = line.split("|")
+        rows[name.rstrip("*")] = (available, longest, name.endswith("*"))
+    wanted = partition.split(",") if partition else [name for name, row in rows.items() if row[2]]
+    if not wanted:
+        return "no partition is named and the cluster has no default; set SBATCH_PARTITION in slurm/site.env"
+    for name in wanted:
+        if name not in rows:
+            return f"no partition {name!r}; the cluster has {', '.join(rows)}"
+        available, longest, _ = rows[name]
+        if available != "up":
+            return f"partition {name!r} is {available}"
+        if time_limit and longest not in ("infinite", "n/a") and parse_seconds(time_limit) > parse_seconds(longest):
+            return f"partition {name!r} allows {longest}, the time limit is {time_limit}; give a shorter --time"
+    return None
+
+
+def test_submission(command: Sequence[str], environment: Mapping[str, str]) -> str | None:
+    """Ask sbatch whether it would take a job, without submitting it; what it says against it, or None."""
+    asked = [command[0], "--test-only", *[word for word in command[1:] if word != "--parsable"]]
+    try:
+        answer = subprocess.run(
+            asked, capture_output=True, text=True, timeout=SLURM_SECONDS, env=dict(environment), check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if answer.returncode == 0:
+        return None
+    return f"sbatch would refuse: {' '.join(answer.stderr.replace('sbatch: error:', '').split())}"

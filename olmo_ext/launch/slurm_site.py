@@ -1,0 +1,80 @@
+"""The files of `slurm/`: the user's copies win over the package's, and `site.env` holds what differs between sites."""
+
+from __future__ import annotations
+
+import importlib.resources
+import re
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from olmo_ext.errors import InputError
+
+USER_FOLDER = Path("slurm")
+SITE_FILE = "site.env"
+SHARED_FILES = ("job.sh", "command.sbatch")
+READ_NAMES = ("SBATCH_ACCOUNT", "SBATCH_QOS", "SBATCH_PARTITION", "SBATCH_RESERVATION", "SBATCH_CONSTRAINT", "PYTHON")
+
+
+def slurm_file(name: str, *, folder: Path | None = None) -> Path:
+    """The user's `slurm/<name>`, else the package's.
+
+    :raises InputError: if there is neither.
+    """
+    own = (USER_FOLDER if folder is None else folder) / name
+    if own.is_file():
+        return own
+    packaged = Path(str(importlib.resources.files("olmo_ext.resources") / "slurm" / name))
+    if packaged.is_file():
+        return packaged
+    raise InputError(
+        f"no {own}", right=f"copy slurm/b200.sbatch to {own} and adapt it, or name a node type that has one"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """What `launch` needs to know of `site.env`; the job itself sources the file."""
+
+    path: Path | None
+    values: dict[str, str] = field(default_factory=dict)
+
+    def get(self, name: str, node_type: str | None = None) -> str | None:
+        """A setting; `NAME_<NODE TYPE>` wins over `NAME`."""
+        suffix = re.sub(r"\W", "_", node_type).upper() if node_type else None
+        return (self.values.get(f"{name}_{suffix}") if suffix else None) or self.values.get(name) or None
+
+    def options(self, node_type: str | None) -> list[str]:
+        """More options for sbatch, as they are to be given."""
+        return shlex.split(self.get("SBATCH_OPTIONS", node_type) or "")
+
+
+def _is_read(name: str) -> bool:
+    return name.startswith(("SBATCH_", "GPU_TYPE")) or name in READ_NAMES
+
+
+def read_site(path: Path | None = None) -> Site:
+    """Read `slurm/site.env`; a site without one needs none.
+
+    Only plain `NAME=value` lines of the names that sbatch's command line depends on are read here, nothing is executed.
+
+    :raises InputError: for a value of those that a shell would have to work out.
+    """
+    path = USER_FOLDER / SITE_FILE if path is None else path
+    if not path.is_file():
+        return Site(path=None)
+    values = {}
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        match = re.fullmatch(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)", line)
+        if not match or not _is_read(match[1]):
+            continue
+        try:
+            words = shlex.split(match[2], comments=True)
+        except ValueError as error:
+            raise InputError(f"{match[1]}: {error}", where=f"{path}:{number}") from None
+        if len(words) > 1 or "$" in match[2] or "`" in match[2]:
+            raise InputError(
+                f"{match[1]} is read without a shell", where=f"{path}:{number}", right="one quoted value, no $"
+            )
+        values[match[1]] = words[0] if words else ""
+    return Site(path=path, values=values)
