@@ -205,7 +205,7 @@ def test_a_shape_that_the_paper_does_not_give_names_the_command_that_made_it():
             if "solved" in row["mark"]:
                 assert header_command(path), path
             if "I" in row["mark"].replace("F", ""):
-                assert "(I" in header, path
+                assert re.search(r"\bI\b", header), path
             if row["mark"].startswith("N"):
                 assert "(N)" in header, path
 

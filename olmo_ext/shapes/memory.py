@@ -56,6 +56,12 @@ class MemoryEstimate:
     """Autocast copies of the weights; DDP's reduction buckets; FSDP's gathered layers."""
 
     activations: int
+    """What all layers keep at the end of the forward pass."""
+
+    recomputed: int
+    """Under checkpointing, the most that is held while a layer is computed again: it, and what earlier layers keep. The
+    logits are gone by then."""
+
     logits: int
     optimizer: int
     """Temporaries of the optimizer's step, which does not coincide with activations and logits."""
@@ -69,7 +75,7 @@ class MemoryEstimate:
 
     @property
     def total(self) -> int:
-        return self.fixed + max(self.activations + self.logits, self.optimizer)
+        return self.fixed + max(self.activations + self.logits, self.recomputed, self.optimizer)
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "total": self.total}
@@ -89,31 +95,37 @@ def layer_activation_bytes(layer: LayerCounts, *, precision: str | None = "fp32"
     )
 
 
-def activation_bytes_per_token(shape: ModelShape, *, precision: str | None, checkpointing: str | None) -> float:
-    """Bytes per token that the layers keep, the recomputed layer of the moment included.
+def activation_bytes_per_token(
+    shape: ModelShape, *, precision: str | None, checkpointing: str | None
+) -> tuple[float, float]:
+    """Bytes per token that the layers keep at the end of the forward pass, and the most while one is recomputed.
 
     :raises ValueError: for an unknown checkpointing strategy.
     """
     layers = count_layers(shape)
     full = [layer_activation_bytes(layer, precision=precision) for layer in layers]
     kind = _kind(precision)
-    # The final norm's three, and the embedding's output is the first layer's input.
+    # The final norm's three; the embedding's output is the first layer's input.
     outside = 3 * shape.d_model * NORM_BYTES[kind]
     if checkpointing is None:
-        return sum(full) + outside
+        return sum(full) + outside, 0.0
     stream = shape.d_model * (2.0 if kind == "bf16" else 4.0)
     if checkpointing == "fine_grained":
         # Kept: the residual stream and norm outputs, q, k, v and the mixed values, the two FFN products' inputs.
         attention = sum(layer.attention_activations for layer in layers) * ATTENTION_BYTES[kind] * 2 / 3
         ffn = sum(layer.ffn_activations for layer in layers) * FFN_BYTES[kind] * 3 / 4
         norms = sum(layer.norm_activations for layer in layers) * NORM_BYTES[kind] * 2 / 3
-        return attention + ffn + norms + outside
+        return attention + ffn + norms + outside, 0.0
     if checkpointing not in CHECKPOINTED_LAYERS:
         raise ValueError(f"unknown strategy {checkpointing!r}")
-    recomputed = [CHECKPOINTED_LAYERS[checkpointing](index) for index in range(len(layers))]
-    kept = sum(stream if again else size for again, size in zip(recomputed, full, strict=True))
-    largest = max((size for again, size in zip(recomputed, full, strict=True) if again), default=0.0)
-    return kept + largest + outside
+    kept = most = 0.0
+    for index, size in enumerate(full):
+        if CHECKPOINTED_LAYERS[checkpointing](index):
+            kept += stream
+            most = max(most, kept + size)
+        else:
+            kept += size
+    return kept + outside, most
 
 
 def estimate_memory(
@@ -151,14 +163,15 @@ def estimate_memory(
         if strategy == "ddp" and num_devices > 1:
             copies += 4.0 * parameters
     tokens = micro_batch * shape.max_sequence_length
-    per_token = activation_bytes_per_token(shape, precision=precision, checkpointing=checkpointing)
+    kept, recomputed = activation_bytes_per_token(shape, precision=precision, checkpointing=checkpointing)
     per_logit = (LOGIT_BYTES if z_loss else LOGIT_BYTES_WITHOUT_Z_LOSS)[kind]
     return MemoryEstimate(
         weights=4 * parameters // share,
         gradients=4 * parameters // share,
         moments=8 * parameters // share,
         copies=round(copies),
-        activations=round(tokens * per_token),
+        activations=round(tokens * kept),
+        recomputed=round(tokens * recomputed),
         logits=round(tokens * shape.embedding_size * per_logit),
         # One temporary of every parameter (the square root of the second moment, taken for all of them at once).
         optimizer=4 * parameters // share,

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
 
-from olmo_ext.config import load_run_config
+from olmo_ext.config import RunConfig, load_run_config
 from olmo_ext.errors import InputError
 from olmo_ext.nodes import load_hardware
 from olmo_ext.quantities import format_bytes, format_count, parse_fraction
-from olmo_ext.shapes.model import ModelShape
+from olmo_ext.shapes.model import AttentionSpec, ModelShape
 from olmo_ext.shapes.plan import Machine, RunPlan, order_warnings, plan_run
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -53,7 +53,9 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
     return paths, overrides
 
 
-def load_plans(paths: Sequence[Path], overrides: Sequence[str], machine_of) -> tuple[list[RunPlan], list[str]]:
+def load_plans(
+    paths: Sequence[Path], overrides: Sequence[str], machine_of: Callable[[RunConfig], Machine]
+) -> tuple[list[RunPlan], list[str]]:
     """Plans of every run of every file, one per group of a sweep's seeds, and what concerns several of them.
 
     :param machine_of: config -> Machine.
@@ -106,7 +108,7 @@ def _attention_text(shape: ModelShape) -> str:
     return shown + "; ".join(texts) + more
 
 
-def _attentions(shape: ModelShape):
+def _attentions(shape: ModelShape) -> list[AttentionSpec]:
     return [layer.attention for layer in shape.layers]
 
 
@@ -218,7 +220,7 @@ def measured_mfu(run: Path) -> tuple[float, str]:
     from olmo_ext.rundir import RunDirectory
 
     rows = RunDirectory(run).read_metrics()
-    found = [row["values"]["throughput/mfu"] for row in rows if "throughput/mfu" in row.get("values", {})]
+    found = [row.values["throughput/mfu"] for row in rows if "throughput/mfu" in row.values]
     if not found:
         raise InputError("holds no throughput/mfu", where=str(run), right="a run on a GPU whose peak is known")
     return statistics.median(found), f"median of {len(found)} logged steps of {run}"
@@ -259,7 +261,7 @@ def plan(
     elif mfu_from is not None:
         given = measured_mfu(mfu_from)
 
-    def machine_of(config) -> Machine:
+    def machine_of(config: RunConfig) -> Machine:
         name = node_name or config.values["node"]
         node = None if name is None else hardware.node(name, where="--node" if node_name else "node")
         count = gpus or (node.gpus_per_node if node else 1)
