@@ -39,7 +39,7 @@ class ServerRun:
         self.events: list[dict[str, Any]] = []
         self.summary: dict[str, Any] = {}
         self.exit_code: int | None = None
-        self.upserts = 0
+        self.preempting = False
 
     def curve(self, metric: str) -> list[tuple[int, float]]:
         """(step, value) of every received row that carries `metric`."""
@@ -216,7 +216,6 @@ class WandbServer:
         inserted = name not in self.runs
         run = self.runs.setdefault(name, ServerRun(name, project))
         self.projects.add(run.project)
-        run.upserts += 1
         run.fields.update({key: value for key, value in variables.items() if value is not None})
         if variables.get("config"):
             run.config = json.loads(variables["config"])
@@ -316,5 +315,6 @@ class WandbServer:
                 run.events += rows
             elif file_name == "wandb-summary.json" and rows:
                 run.summary.update(rows[-1])
+        run.preempting |= bool(content.get("preempting"))
         if content.get("complete"):
             run.exit_code = content.get("exitcode")

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from olmo_ext.compare import words
+from olmo_ext.compare.dashboard_text import answer
 from olmo_ext.errors import InputError, WorkError
 from olmo_ext.training.wandb_settings import ID_FILE, has_key, server_url
 
 if TYPE_CHECKING:
-    from olmo_ext.compare.comparison import Comparison, GroupResult
+    from olmo_ext.compare.comparison import Comparison
 
 TRAIN_LOSS = "train/CrossEntropyLoss"
 TOKENS_PER_SECOND = "throughput/tokens_per_second"
@@ -99,53 +99,6 @@ def choose_names(result: Comparison, *, project: str | None, entity: str | None)
     if not project:
         raise InputError("no W&B project", where=str(result.sweep.path), right="--project NAME")
     return Names(sweep=result.sweep.path.resolve().name, project=project, entity=entity)
-
-
-def comparison_table(result: Comparison) -> str:
-    """The table of the comparison as markdown."""
-    heads = ["shape", "seeds", "parameters (non-emb.)", "FLOPs a token", "tokens", "loss", "PPL"]
-    heads += ["difference in nats [95 %]", "Holm p", "tokens/s"]
-    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    for group in result.groups:
-        lines.append("| " + " | ".join(_cell(text) for text in _cells(group)) + " |")
-    return "\n".join(lines)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
-
-
-def _cells(group: GroupResult) -> list[str]:
-    difference = words.DASH
-    if group.nats is not None:
-        difference = f"{words.signed(group.nats.mean)} {words.interval(group.nats)}"
-    elif group.blocking:
-        difference = "not compared: " + ", ".join(group.blocking)
-    speed = group.tokens_per_second
-    return [
-        group.name + (" (baseline)" if group.baseline is None else ""),
-        f"{len(group.finished)} of {len(group.runs)}",
-        words.count(group.features.non_embedding),
-        words.count(group.features.flops_per_token),
-        words.count(group.tokens) if group.finished else words.DASH,
-        words.number(group.loss, 4),
-        words.number(group.ppl, 2),
-        difference,
-        words.p_value(group.adjusted_p),
-        words.DASH if speed is None else f"{speed:,.0f}",
-    ]
-
-
-def paper_table(result: Comparison) -> str:
-    """The papers' figures beside ours as markdown; empty without an expected.yaml."""
-    if not result.paper:
-        return ""
-    lines = ["| shape | metric | paper | ours | verdict | why | source |", "|---|---|---|---|---|---|---|"]
-    for row in result.paper:
-        ours = words.number(row.our_value, 3)
-        cells = [row.group, row.metric, f"{row.paper_value:g}", ours, row.verdict or "shown", row.why, row.source]
-        lines.append("| " + " | ".join(_cell(text) for text in cells) + " |")
-    return "\n".join(lines)
 
 
 def run_values(result: Comparison) -> dict[str, dict[str, float]]:
@@ -262,15 +215,6 @@ def _columns(result: Comparison) -> list[str]:
     return columns + [f"summary:{name}" for name in SUMMARY_COLUMNS]
 
 
-def _text(result: Comparison) -> list[str]:
-    parts = [result.verdict, comparison_table(result)]
-    if papers := paper_table(result):
-        parts += ["### The papers' figures beside ours", papers]
-    if result.notes:
-        parts.append("\n".join(f"- {note}" for note in result.notes))
-    return [part for part in parts if part]
-
-
 def _filter(names: Names) -> str:
     """The sweep's runs, in wandb-workspaces' expression syntax, which reads Python literals."""
     # Not `sweep`: that name is read as W&B's own sweeps, even among the config's keys.
@@ -285,7 +229,7 @@ def _wandb_id(run: Any) -> str | None:
 def build_workspace(result: Comparison, names: Names) -> Any:
     """The saved view: curves, scatters, parallel coordinates, and the run table grouped by shape."""
     workspaces, reports = _libraries()
-    table = reports.MarkdownPanel(markdown="\n\n".join(_text(result)))
+    table = reports.MarkdownPanel(markdown="\n\n".join(answer(result)))
     table.layout = reports.Layout(x=0, y=0, w=WIDTH, h=10)
     sections = [workspaces.Section(name="Answer", panels=[table], is_open=True)]
     for title, panels in _sections(result, reports):
@@ -325,7 +269,7 @@ def build_report(result: Comparison, names: Names) -> Any:
         )
 
     blocks: list[Any] = [reports.H1(text=names.title)]
-    blocks += [reports.MarkdownBlock(text=part) for part in _text(result)]
+    blocks += [reports.MarkdownBlock(text=part) for part in answer(result)]
     for title, panels in _sections(result, reports):
         blocks.append(reports.H2(text=title))
         blocks.append(reports.PanelGrid(runsets=[runset()], panels=_arrange(panels, reports)))
@@ -396,6 +340,8 @@ def save(result: Comparison, names: Names) -> Saved:
     try:
         api = wandb.Api(timeout=API_SECONDS)
         names.entity = names.entity or api.default_entity
+        if not names.entity:
+            raise InputError("the login has no default entity", where=server_url(), right="--entity NAME")
         workspace, report = build_workspace(result, names), build_report(result, names)
         known = _known_view(names)
         workspace._internal_id = known or ""
@@ -404,6 +350,8 @@ def save(result: Comparison, names: Names) -> Saved:
         workspace.save()
         report.save()
         return Saved(workspace=workspace.url, report=report.url, updated=known is not None, missing=missing)
+    except InputError:
+        raise
     except Exception as error:  # noqa: BLE001  (whatever the SDK raises is one line for the user)
         raise WorkError(f"{server_url()}: {' '.join(str(error).split())[:400] or type(error).__name__}") from error
 

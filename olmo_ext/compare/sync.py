@@ -301,10 +301,10 @@ def _send(
             # Written first: system rows that went up before a kill must not go up again.
             ledger.write(segments=[*ledger.entry.get("segments", []), *names])
             for record in _system_records(segments):
-                writer.put({"stats": record})
+                writer.put({"stats": record}, wait=True)
             for step, row in rows:
                 if step > on_server:
-                    writer.put({"row": row, "step": step})
+                    writer.put({"row": row, "step": step}, wait=True)
             last = rows[-1][0] if rows else through
             writer.put({"expect_step": last})
             state = run.read_state()
@@ -317,6 +317,9 @@ def _send(
         upload.status = "failed"
         upload.notes.append(finished.get("reason") or f"not finished within {limit:.0f} s")
         return
+    if (taken := finished.get("stats", 0)) < upload.system_rows:
+        upload.notes.append(f"{upload.system_rows - taken} system rows were not taken by this version of wandb")
+        upload.system_rows = taken
     everything = [*known, *rows]
     ledger.write(
         through_step=everything[-1][0],

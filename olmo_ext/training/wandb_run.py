@@ -94,12 +94,17 @@ class Writer:
         self._sender.start()
         self.put({"settings": settings})
 
-    def put(self, message: dict[str, Any]) -> None:
-        """Queue a message; never waits."""
-        try:
-            self._queue.put_nowait(json.dumps(message, default=str))
-        except queue.Full:
-            self.unsent += 1
+    def put(self, message: dict[str, Any], *, wait: bool = False) -> None:
+        """Queue a message; with `wait`, which training never asks for, until there is room or the writer has ended."""
+        text = json.dumps(message, default=str)
+        while True:
+            try:
+                self._queue.put(text, block=wait, timeout=1.0)
+                return
+            except queue.Full:
+                if not wait or self.process.poll() is not None:
+                    self.unsent += 1
+                    return
 
     def _send(self) -> None:
         pipe: IO[bytes] = self.process.stdin  # type: ignore[assignment]
@@ -230,6 +235,8 @@ def start(
     mode = choose_mode()
     if not is_configured(config_values) or mode == "disabled" or os.environ.get("RANK", "0") != "0":
         return NullRun()
+    if mode == "offline" and os.environ.get("WANDB_MODE", "").lower() == "online":
+        log.warning("W&B: WANDB_MODE=online without a login is offline; `olmo-ext sync` uploads the run later")
     try:
         settings = writer_settings(
             config_values,

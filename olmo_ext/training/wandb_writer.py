@@ -22,6 +22,8 @@ import threading
 import time
 from typing import IO, Any, Literal
 
+from olmo_ext.errors import EXIT_REQUEUE
+
 ORPHAN_SECONDS = 30.0
 """How long the end of an orphaned writer may take."""
 
@@ -119,13 +121,17 @@ def _watch_for_cancel(run: Any, events: Events) -> None:
 
 
 def _publish_stats(run: Any, encoded: str) -> bool:
-    """Send a system-metrics record of an offline segment as it stands, with its own time."""
+    """Send a system-metrics record of an offline segment as it stands, with its own time; False where the installed
+    wandb has no such (private) way."""
     from wandb.proto import wandb_internal_pb2
 
     record = wandb_internal_pb2.Record()  # type: ignore[attr-defined]
-    record.stats.ParseFromString(base64.b64decode(encoded))
-    run._interface._publish(record)
-    return True
+    try:
+        record.stats.ParseFromString(base64.b64decode(encoded))
+        run._interface._publish(record)
+        return True
+    except Exception:  # noqa: BLE001  (counted: what was not sent is said at the end)
+        return False
 
 
 def _take_lock(path: str, seconds: float) -> IO[str] | None:
@@ -233,6 +239,8 @@ def main() -> None:
         events.send("warning", text=f"{dropped} rows of steps below {floor} were sent by an earlier attempt: kept once")
     _arm(message["seconds"])
     try:
+        if message["finish"] == EXIT_REQUEUE:
+            run.mark_preempting()  # Stopped to be continued: W&B shows it as preempted and not as failed.
         run.finish(exit_code=message["finish"])
     except Exception as error:  # noqa: BLE001
         reason = " ".join(str(error).split())[:300]

@@ -9,7 +9,7 @@ import socket
 import pytest
 import yaml
 
-from olmo_ext.compare import dashboard, sync
+from olmo_ext.compare import dashboard, dashboard_text, sync
 from olmo_ext.compare.collect import read_sweep
 from olmo_ext.compare.comparison import compare_sweep
 from olmo_ext.errors import InputError, WorkError
@@ -123,7 +123,7 @@ def test_a_name_with_quotes_survives_the_filter():
 
 
 def test_a_bar_in_a_name_does_not_break_the_table(sweep):
-    table = dashboard.comparison_table(compared(sweep))
+    table = dashboard_text.comparison_table(compared(sweep))
     assert len({line.replace("\\|", "").count("|") for line in table.splitlines()}) == 1
 
 

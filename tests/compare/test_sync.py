@@ -86,6 +86,22 @@ def test_an_online_run_whose_server_went_away_is_completed(server, tmp_path, mon
     assert [step for step, _ in received.curve(LOSS)] == list(range(1, 11))
 
 
+def test_a_run_that_logs_online_right_now_is_left_alone(server, tmp_path, monkeypatch):
+    from olmo_ext.training import wandb_run
+
+    run = make(tmp_path / "run")
+    monkeypatch.setenv("WANDB_MODE", "online")
+    logger = wandb_run.start(
+        run.read_config(), run_directory=run, shape=run.read_shape(), provenance={}, sweep=None, attempt=1
+    )
+    assert logger._writer.became_ready.wait(30)
+    attempt(run, 1, range(1, 6), log=False)
+    upload = sync.sync_run(run, sweep=None)
+    assert (upload.status, upload.ok) == ("busy", True)
+    logger.finish(0)
+    assert sync.sync_run(run, sweep=None).status == "uploaded"
+
+
 def test_values_overtaken_after_their_upload_are_reported_and_again_makes_a_new_run(server, tmp_path):
     run = make(tmp_path / "run")
     attempt(run, 1, range(1, 11), offset=3.0, log=False)

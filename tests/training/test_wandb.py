@@ -319,3 +319,44 @@ def test_the_id_is_made_once_and_kept(tmp_path):
     first = wandb_settings.run_id(run)
     assert wandb_settings.run_id(RunDirectory(tmp_path / "run")) == first
     assert (tmp_path / "run" / "wandb_run_id").read_text() == first + "\n"
+
+
+def test_a_real_training_on_two_ranks_is_one_run_over_its_attempts(server, tmp_path, config, on_ranks):
+    from olmo_ext.compare import sync
+    from olmo_ext.training.run import train
+
+    run = RunDirectory(tmp_path / "runs" / "tiny")
+
+    def attempt_of(steps: int):
+        run_config = config(
+            f"max_duration={steps}",
+            "scheduler.t_max=6",
+            "global_train_batch_size=8",
+            "device_train_microbatch_size=4",
+            "save_interval=2",
+            wandb={"project": "shapes"},
+        )
+        return lambda rank: train(run_config, run_directory=run.path, progress=False)
+
+    ended = on_ranks(2, attempt_of(4))
+    assert [end.code for end in ended] == [0, 0], ended
+    [received] = server.runs.values()
+    assert [step for step, _ in received.curve(LOSS)] == [1, 2, 3, 4]
+    surviving = {row.step: row for row in run.read_metrics() if row.kind == "train"}
+    assert received.curve(LOSS) == [(step, pytest.approx(row.values[LOSS])) for step, row in surviving.items()]
+    assert {line["_step"]: line["tokens"] for line in received.lines if LOSS in line} == {
+        step: row.tokens for step, row in surviving.items()
+    }
+    assert received.config["parameters_non_embedding"]["value"] == run.read_shape()["parameters"]["non_embedding"]
+    assert received.exit_code == 0
+    assert sync.sync_run(run, sweep=None).status in ("uploaded", "complete")
+    assert [step for step, _ in received.curve(LOSS)] == [1, 2, 3, 4]
+
+
+def test_a_run_stopped_to_be_continued_is_shown_as_preempted(server, tmp_path):
+    run = make(tmp_path / "run")
+    logger = wandb_run.start(run.read_config(), run_directory=run, shape=SHAPE, provenance={}, sweep=None, attempt=1)
+    logger.log({LOSS: 1.0}, step=1, tokens=1, flops=1)
+    logger.finish(75)
+    [received] = server.runs.values()
+    assert received.preempting and received.exit_code == 75
