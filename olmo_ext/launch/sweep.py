@@ -5,6 +5,7 @@
       shape:                           # named options: several keys that change together
         conventional: {model.ffn.type: conventional}
         hourglass: {model.ffn.type: hourglass, model.ffn.num_sub_mlps: 4}
+        mine: {extends: my-shape.yaml}   # a file on top of the base; what the sweep itself says wins over it
       optimizer.learning_rate: [4e-4, 8e-4]
     runs:                              # listed, beside what the axes give
       deep: {model.n_layers: 12, model.d_model: 512}
@@ -31,8 +32,7 @@ from typing import Any
 from olmo_ext.config import RunConfig, load_run_config, parse_override
 from olmo_ext.errors import InputError
 from olmo_ext.files import write_atomically
-from olmo_ext.quantities import format_count
-from olmo_ext.schedule import run_length
+from olmo_ext.launch.fairness import check_equal_budgets, refuse_twins
 from olmo_ext.schema import load_schema
 from olmo_ext.yaml_tree import is_null, leaves, plain_value, read_yaml
 
@@ -42,8 +42,6 @@ NAME_LIMIT = 120
 
 NodeRule = Callable[[RunConfig], Mapping[str, Any]]
 """Settings (dotted keys) that fit a config to a node type; they win over `extends`, not over the file itself."""
-
-BUDGET_QUANTITIES = ("non_embedding", "total", "training_flops_per_token")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +136,12 @@ def _slug(text: str, limit: int) -> str:
     return f"{safe[: limit - 7].strip('_')}_{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
 
+def _as_list(value: Any) -> list[Any]:
+    if is_null(value):
+        return []
+    return list(value) if isinstance(value, list) else [value]
+
+
 def _flat(overrides: Any, *, where: str) -> dict[str, Any]:
     """An option's or listed run's overrides as dotted key -> value (nested mappings stay, to be merged)."""
     if is_null(overrides):
@@ -178,7 +182,9 @@ def _crossed(axes: Any, *, where: str) -> list[_Member]:
         overrides: dict[str, Any] = {}
         for axis, _, _, over in combination:
             for key, value in over.items():
-                if key in overrides:
+                if key == "extends":
+                    value = [*overrides.get(key, []), *_as_list(value)]
+                elif key in overrides:
                     raise InputError(f"{key!r} is set by two axes", where=f"{where}, axes.{axis}")
                 overrides[key] = value
         name = "-".join(part for _, part, _, _ in combination)
@@ -268,6 +274,9 @@ def _load_members(
         for seed in seeds or (None,):
             name = check_name(member.name if seed is None else f"{member.name}-s{seed}", where=str(path))
             changes: dict[str, Any] = {**member.overrides, "run_name": name}
+            # A member's own files come after the sweep's: what the sweep itself says still holds for all.
+            parents = [*_as_list(common.get("extends")), *_as_list(changes.pop("extends", None))]
+            tree = {**common, "extends": parents}
             if seed is not None:
                 if "seed" in changes:
                     raise InputError("sets `seed` beside the sweep's `seeds`", where=f"{path}, run {name}")
@@ -276,10 +285,10 @@ def _load_members(
                     changes["data.seed"] = seed
             changes.update(parse_override(text) for text in overrides)
             try:
-                config = load_run_config(common, changes, relative_to=path.parent)
+                config = load_run_config(tree, changes, relative_to=path.parent)
                 if rule is not None:
                     chosen = {key: value for key, value in rule(config).items() if not _is_given(common, key)}
-                    config = load_run_config(common, {**chosen, **changes}, relative_to=path.parent)
+                    config = load_run_config(tree, {**chosen, **changes}, relative_to=path.parent)
             except InputError as error:
                 place = f"{path}, run {name}" + (f", {error.where}" if error.where not in (None, "config") else "")
                 raise InputError(error.what, where=place, right=error.right) from None
@@ -289,70 +298,6 @@ def _load_members(
                 SweepRun(name=name, group=member.name, seed=config.values["seed"], values=member.values, config=config)
             )
     return runs
-
-
-def _refuse_twins(runs: Sequence[SweepRun], *, where: str) -> None:
-    """Refuse two runs of one name, and two names for one config: the second would only seem to be evidence."""
-    names: set[str] = set()
-    configs: dict[str, str] = {}
-    for run in runs:
-        if run.name.casefold() in names:
-            raise InputError(f"two runs are called {run.name!r}", where=where, right="give them different names")
-        names.add(run.name.casefold())
-        values = {k: v for k, v in run.config.values.items() if k not in ("run_name", "wandb")}
-        text = json.dumps(values, sort_keys=True, default=str)
-        if text in configs:
-            raise InputError(f"runs {configs[text]!r} and {run.name!r} are the same config", where=where)
-        configs[text] = run.name
-
-
-def _training_tokens(config: RunConfig) -> int | str:
-    """Tokens of a run, or the words of its duration where only the data can tell."""
-    try:
-        return run_length(config.values).tokens
-    except InputError:
-        return str(config.values["max_duration"])
-
-
-def _check_budgets(runs: Sequence[SweepRun], *, where: str) -> None:
-    """Refuse runs that cannot be compared at equal budget: other targets, sizes (where none declares one) or tokens."""
-    waive = "equal budgets, or `unequal_budgets: true`"
-    first = runs[0]
-
-    def declared(run: SweepRun) -> dict[str, int]:
-        section = run.config.values.get("budget") or {}
-        return {name: section[name] for name in BUDGET_QUANTITIES if section.get(name) is not None}
-
-    for run in runs[1:]:
-        if declared(run) != declared(first):
-            ours, theirs = declared(first) or "none", declared(run) or "none"
-            raise InputError(
-                f"budgets differ: {first.name!r} declares {ours}, {run.name!r} {theirs}",
-                where=where,
-                right=waive,
-            )
-    if not declared(first):
-        tolerance = 0.005
-        smallest, largest = (pick(runs, key=lambda run: run.config.counts.non_embedding) for pick in (min, max))
-        low, high = smallest.config.counts.non_embedding, largest.config.counts.non_embedding
-        if high > low * (1 + tolerance):
-            raise InputError(
-                f"budgets differ: {smallest.name!r} has {format_count(low)} non-embedding parameters,"
-                f" {largest.name!r} {format_count(high)} ({high / low - 1:.1%} more)",
-                where=where,
-                right=waive,
-            )
-    tokens = [_training_tokens(run.config) for run in runs]
-    for run, count in zip(runs, tokens, strict=True):
-        equal = count == tokens[0]
-        if isinstance(count, int) and isinstance(tokens[0], int):
-            equal = abs(count - tokens[0]) <= 0.005 * tokens[0]
-        if not equal:
-            raise InputError(
-                f"training lengths differ: {first.name!r} sees {tokens[0]} tokens, {run.name!r} {count}",
-                where=where,
-                right=waive,
-            )
 
 
 def load_sweep(path: Path | str, overrides: Sequence[str] = (), *, rule: NodeRule | None = None) -> Sweep:
@@ -393,10 +338,10 @@ def load_sweep(path: Path | str, overrides: Sequence[str] = (), *, rule: NodeRul
         seeds_change_data=_switch(tree, "seeds_change_data", where=where),
         rule=rule,
     )
-    _refuse_twins(runs, where=where)
+    refuse_twins(runs, where=where)
     unequal = _switch(tree, "unequal_budgets", where=where)
     if not unequal:
-        _check_budgets(runs, where=where)
+        check_equal_budgets(runs, where=where)
     baseline = str(tree.get("baseline", runs[0].group))
     by_name = {run.name: run.group for run in runs} | {run.group: run.group for run in runs}
     if baseline not in by_name:

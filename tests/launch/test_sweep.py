@@ -115,6 +115,21 @@ baseline: wide
     assert sweep.runs[2].values == {"model.ffn.d_ff": 256, "model.n_layers": 1}
 
 
+def test_a_member_may_extend_files_of_its_own_and_the_sweeps_own_keys_hold_for_all(sweep_file, tmp_path: Path) -> None:
+    (tmp_path / "wide.yaml").write_text("extends: base.yaml\nmodel: {ffn: {d_ff: 192}}\nmax_duration: 99")
+    path = sweep_file(
+        """
+max_duration: 7
+runs: {plain: {}, wide: {extends: wide.yaml, optimizer.learning_rate: 0.5}}
+unequal_budgets: true
+"""
+    )
+    plain, wide = load_sweep(path).runs
+    assert [run.config.values["model"]["ffn"]["d_ff"] for run in (plain, wide)] == [128, 192]
+    assert [run.config.values["max_duration"] for run in (plain, wide)] == [7, 7]
+    assert wide.config.values["optimizer"]["learning_rate"] == 0.5
+
+
 def test_seeds_change_the_weights_and_not_the_data_unless_the_sweep_says_so(sweep_file) -> None:
     orders = [run.config.values["data"]["seed"] for run in load_sweep(sweep_file("seeds: [1, 2]")).runs]
     assert orders[0] == orders[1]
