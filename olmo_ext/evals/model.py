@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -42,10 +43,10 @@ class EvaluatedModel:
         self._kind = _cache_kind(module)
 
     def _call(self, ids: torch.Tensor, **arguments: Any) -> Any:
-        with (
-            torch.inference_mode(),
-            torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16"),
-        ):
+        cast: Any = contextlib.nullcontext()
+        if self.precision == "bf16":
+            cast = torch.autocast(self.device.type, dtype=torch.bfloat16)
+        with torch.inference_mode(), cast:
             return self.module(ids.to(self.device), **arguments)
 
     def logits(self, ids: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,164 @@
+"""The commands on a run and on a Hugging Face folder: rows land where `compare` looks, wrong input is one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from olmo_ext.errors import InputError
+from olmo_ext.evals import model as evaluated
+from olmo_ext.evals.command import diagnose, evaluate, generate
+from olmo_ext.evals.results import Result, results_table, write_results
+from olmo_ext.rundir import RunDirectory
+
+from .conftest import TEXT
+
+
+@pytest.fixture
+def run(olmo: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
+    """A run with one checkpoint, its model put in place of the loading of a run."""
+    np.asarray(tokenizer.encode(TEXT), dtype=np.uint16).tofile(tmp_path / "validation.bin")
+    directory = RunDirectory(tmp_path / "sweep" / "run-s1")
+    data = {"datasets": {"validation": [str(tmp_path / "validation.bin")]}, "memmap_dtype": "uint16"}
+    values = {"evaluators": [{"label": "validation", "type": "lm", "data": data}], "data": {"memmap_dtype": "uint16"}}
+    directory.write_config(values)
+
+    def load(path: Path, step: int | None, device: str, precision: str) -> evaluated.Target:
+        return evaluated.Target(
+            name="run-s1",
+            model=evaluated.EvaluatedModel(olmo, max_sequence_length=512),
+            tokenizer=tokenizer,
+            step=7 if step is None else step,
+            checkpoint_sha256="c" * 64,
+            run=directory,
+            config=values,
+        )
+
+    monkeypatch.setattr(evaluated, "_load_run", load)
+    return directory
+
+
+def call(command: Any, *arguments: object) -> str:
+    result = CliRunner().invoke(command, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def rows_of(run: RunDirectory, family: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run.evals / f"{family}.jsonl").read_text().splitlines()]
+
+
+def test_rows_of_a_run_land_in_its_folder_and_a_second_evaluation_replaces_them(run: RunDirectory) -> None:
+    shown = call(
+        evaluate, run.path, "--tasks", "perplexity,copa,niah_single_1", "--depths", "0,1", "--needle-samples", 1
+    )
+    assert "validation  CrossEntropyLoss" in shown and "copa" in shown
+    perplexity, downstream, needle = (rows_of(run, family) for family in ("perplexity", "downstream", "needle"))
+    assert [row["metric"] for row in perplexity] == ["CrossEntropyLoss", "Perplexity", "BitsPerByte"]
+    assert {"task", "task_version", "metric", "value", "stderr", "items", "step", "checkpoint_sha256"} <= set(
+        perplexity[0]
+    )
+    assert len(perplexity[0]["document_losses"]) == perplexity[0]["items"]
+    assert (downstream[0]["task"], downstream[0]["items"], downstream[0]["step"]) == ("copa", 100, 7)
+    assert [(row.get("length"), row.get("depth")) for row in needle] == [(512, 0.0), (512, 1.0), (None, None)]
+    call(evaluate, run.path, "--tasks", "copa")
+    assert rows_of(run, "downstream") == downstream
+    call(evaluate, run.path, "--tasks", "copa", "--step", 9)
+    assert len(rows_of(run, "downstream")) == 2 * len(downstream)
+
+
+def test_compare_finds_the_rows(run: RunDirectory) -> None:
+    from olmo_ext.compare.collect import Run
+    from olmo_ext.compare.documents import document_losses
+    from olmo_ext.compare.downstream import run_scores
+
+    call(evaluate, run.path, "--tasks", "perplexity,copa")
+    rows = rows_of(run, "perplexity") + rows_of(run, "downstream")
+    found = Run.__new__(Run)
+    object.__setattr__(found, "evaluations", rows)
+    object.__setattr__(found, "series", {})
+    assert document_losses(found, "validation") is not None
+    assert any(key[0] == "copa" and value[2] == 100 for key, value in run_scores(found).items())
+
+
+def test_a_hugging_face_folder_is_evaluated_diagnosed_and_continued(
+    tokenizer: Any, tmp_path: Path, text_file: Path
+) -> None:
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=tokenizer.vocab_size, n_positions=128, n_embd=32, n_layer=3, n_head=2, eos_token_id=0, pad_token_id=1
+    )
+    folder = tmp_path / "model"
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    (folder / "tokenizer.json").write_text(tokenizer.to_json_text())
+    np.asarray(tokenizer.encode(TEXT), dtype=np.uint16).tofile(tmp_path / "set.bin")
+    lines = call(
+        evaluate, folder, "--tasks", "perplexity", "--set", f"mine={tmp_path / 'set.bin'}", "--json"
+    ).splitlines()
+    row = json.loads(lines[0])
+    assert (row["target"], row["task"], row["step"]) == ("model", "mine", None)
+    assert row["value"] == pytest.approx(np.log(tokenizer.vocab_size), abs=0.3)
+    assert "rho MLP" in call(diagnose, folder, "--text", text_file, "--tokens", 512, "-o", tmp_path / "out")
+    assert (tmp_path / "out" / "model.json").is_file() and (tmp_path / "out" / "model.html").is_file()
+    shown = call(generate, folder, "The river", "--max-tokens", 5)
+    assert shown.startswith("The river") and len(shown) > len("The river\n")
+
+
+def test_diagnosis_of_a_run_is_where_the_report_looks(run: RunDirectory) -> None:
+    from olmo_ext.compare.report.heatmaps import QUANTITIES, layer_values
+
+    call(diagnose, run.path, "--tokens", 1000, "--sequence-length", 64)
+    content = json.loads((run.diagnosis / "step7.json").read_text())
+    assert set(QUANTITIES) <= set(layer_values(content))
+    assert content["tokens"] == 960 and content["tokens_left_out"] == 40 and content["step"] == 7
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tasks", "hellaswagg"], "did you mean hellaswag"),
+        (["--tasks", ""], "no task is named"),
+        (["--tasks", "niah_single_1", "--lengths", "4096"], "takes 512 tokens, 4096 were asked for"),
+        (["--tasks", "niah_single_1", "--lengths", "30"], "needs .* tokens with this tokenizer"),
+        (["--depths", "0,2"], "numbers from 0 to 1"),
+        (["--lengths", "1.5"], "not a whole number"),
+        (["--device", "tpu7"], "auto, cpu, cuda"),
+    ],
+)
+def test_wrong_input_is_one_line(run: RunDirectory, arguments: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        CliRunner().invoke(evaluate, [str(run.path), *arguments], catch_exceptions=False)
+
+
+def test_what_is_no_model_is_told(tmp_path: Path) -> None:
+    for command in (evaluate, diagnose, generate):
+        with pytest.raises(InputError, match="neither a run nor a Hugging Face model"):
+            CliRunner().invoke(command, [str(tmp_path)], input="x", catch_exceptions=False)
+    (tmp_path / "config.json").write_text('{"model_type": "unheard-of"}')
+    with pytest.raises(InputError, match="transformers cannot load it"):
+        CliRunner().invoke(evaluate, [str(tmp_path)], catch_exceptions=False)
+
+
+def test_generate_prints_the_prompt_and_its_continuation(run: RunDirectory) -> None:
+    first = call(generate, run.path, "The 3th river", "--max-tokens", 8)
+    assert first == call(generate, run.path, "The 3th river", "--max-tokens", 8, "--no-cache")
+    assert first.startswith("The 3th river") and first.endswith("\n")
+
+
+def test_a_torn_line_does_not_lose_the_others(tmp_path: Path) -> None:
+    result = Result(task="t", task_version="1", metric="acc", value=0.5, stderr=0.1, items=3, details={"truncated": 2})
+    path = tmp_path / "evals" / "x.jsonl"
+    write_results(path, [result.row(step=1, checkpoint_sha256="a")])
+    with open(path, "a") as file:
+        file.write('{"task": "to')
+    write_results(path, [result.row(step=2, checkpoint_sha256="b")])
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]
+    assert "2 truncated" in results_table([result])
