@@ -124,7 +124,7 @@ def main() -> int:
     print(f"{'case':34} {'measured':>10} {'estimate':>10} {'off':>7}   activations / logits of the estimate")
     for case in CASES:
         # glibc keeps freed blocks of up to 32 MiB for reuse by default; a tight threshold makes the peak the tensors'.
-        environment = {"MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
+        environment = {"MALLOC_MMAP_THRESHOLD_": "1048576", "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
         output = subprocess.run(
             [sys.executable, __file__, "--case", case], capture_output=True, text=True, env=environment, check=False
         )
