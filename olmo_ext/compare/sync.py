@@ -17,6 +17,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -115,6 +116,20 @@ def digest(rows: list[tuple[int, dict[str, Any]]]) -> str:
         for step, row in rows
     ]
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+def overtaken_steps(run: RunDirectory, rows: list[tuple[int, dict[str, Any]]]) -> list[int]:
+    """Steps among `rows` that a lost attempt had logged with clearly other values (a thousandth and more: a repetition
+    on a GPU need not be exact)."""
+    surviving = dict(rows)
+    found = set()
+    for lost in run.read_all_metrics():
+        kept = surviving.get(lost.step, {})
+        for name, value in lost.values.items():
+            if name in kept and not name.startswith(NOT_COMPARED):
+                if not math.isclose(value, kept[name], rel_tol=1e-3, abs_tol=1e-9):
+                    found.add(lost.step)
+    return sorted(found)
 
 
 class Ledger:
@@ -297,6 +312,15 @@ def _send(
             already = [step for step, _ in rows if step <= on_server]
             if already:
                 upload.notes.append(f"{len(already)} of the rows were up already")
+            if lost := overtaken_steps(run, [item for item in rows if item[0] <= on_server]):
+                # They went up online before another attempt overtook them; W&B takes no second value for a step.
+                upload.status = "failed"
+                upload.notes.append(
+                    f"{upload.url} shows values of an overtaken attempt in steps {lost[0]} to {lost[-1]}; "
+                    "--again uploads the run under a new id"
+                )
+                writer.kill()
+                return
             names = [segment.name for segment in segments]
             # Written first: system rows that went up before a kill must not go up again.
             ledger.write(segments=[*ledger.entry.get("segments", []), *names])

@@ -102,6 +102,19 @@ def test_a_run_that_logs_online_right_now_is_left_alone(server, tmp_path, monkey
     assert sync.sync_run(run, sweep=None).status == "uploaded"
 
 
+def test_an_online_run_that_shows_an_overtaken_attempt_is_reported(server, tmp_path, monkeypatch):
+    run = make(tmp_path / "run")
+    monkeypatch.setenv("WANDB_MODE", "online")
+    attempt(run, 1, range(1, 20), offset=9.0)
+    attempt(run, 2, range(11, 25))
+    upload = sync.sync_run(run, sweep=None)
+    assert upload.status == "failed" and "steps 11 to 19" in upload.line()
+    upload = sync.sync_run(run, sweep=None, again=True)
+    assert upload.status == "uploaded"
+    values = dict(server.runs[upload.run_id].curve(LOSS))
+    assert values[10] == pytest.approx(13.0) and values[11] == pytest.approx(3.9)
+
+
 def test_values_overtaken_after_their_upload_are_reported_and_again_makes_a_new_run(server, tmp_path):
     run = make(tmp_path / "run")
     attempt(run, 1, range(1, 11), offset=3.0, log=False)
