@@ -171,7 +171,7 @@ def _draw_numpy(seed: int, words: int, last: int, first: int) -> tuple[np.ndarra
         masked = (_at_word(seed, words).integers(0, 1 << 32, size, dtype=np.uint32) & np.uint32(mask)).astype(np.int64)
         taken = masked <= i
         while True:
-            before = np.cumsum(taken) - taken
+            before: np.ndarray = np.cumsum(taken) - taken
             again = masked <= i - before
             if np.array_equal(again, taken):
                 break

@@ -41,14 +41,14 @@ def _step(typingctx: Any, high: Any, low: Any, increment_high: Any, increment_lo
 
 
 @numba.njit(inline="always")
-def _output(high, low):  # type: ignore[no-untyped-def]
+def _output(high, low):
     mixed = high ^ low
     turn = high >> np.uint64(58)
     return (mixed >> turn) | (mixed << ((np.uint64(64) - turn) & np.uint64(63)))
 
 
 @numba.njit(nogil=True, cache=True)
-def draw_down(state, last, first, out):  # type: ignore[no-untyped-def]
+def draw_down(state, last, first, out):
     """Draw j for i = last, last - 1, .. first, as `random_interval` does; leaves the generator after them.
 
     :param out: uint32; out[i - first] = j. If it has length 0 the draws are made and not kept.
@@ -71,7 +71,7 @@ def draw_down(state, last, first, out):  # type: ignore[no-untyped-def]
             i -= drawn <= i
         if keep:
             while i > stop:
-                high, low = _step(high, low, more_high, more_low)
+                high, low = _step(high, low, more_high, more_low)  # type: ignore[call-arg]
                 word = _output(high, low)
                 drawn = np.int64(word & lower & mask)
                 out[i - first] = drawn
@@ -81,7 +81,7 @@ def draw_down(state, last, first, out):  # type: ignore[no-untyped-def]
                 i -= drawn <= i
         else:
             while i > stop:
-                high, low = _step(high, low, more_high, more_low)
+                high, low = _step(high, low, more_high, more_low)  # type: ignore[call-arg]
                 word = _output(high, low)
                 i -= np.int64(word & lower & mask) <= i
                 i -= np.int64((word >> np.uint64(32)) & mask) <= i
@@ -90,7 +90,7 @@ def draw_down(state, last, first, out):  # type: ignore[no-untyped-def]
                 kept = np.uint64(0)
                 drawn = np.int64(half & mask)
             else:
-                high, low = _step(high, low, more_high, more_low)
+                high, low = _step(high, low, more_high, more_low)  # type: ignore[call-arg]
                 word = _output(high, low)
                 drawn = np.int64(word & lower & mask)
                 half = word >> np.uint64(32)
@@ -102,18 +102,18 @@ def draw_down(state, last, first, out):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(inline="always")
-def _place(position, shift):  # type: ignore[no-untyped-def]
+def _place(position, shift):
     """Where a position's search in the table begins (multiplicative hashing)."""
     return np.int64((np.uint64(position) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(shift))
 
 
 @numba.njit(inline="always")
-def _key(entry):  # type: ignore[no-untyped-def]
+def _key(entry):
     return np.int64(entry >> np.uint64(32))
 
 
 @numba.njit(inline="always")
-def _insert(table, shift, key, slot):  # type: ignore[no-untyped-def]
+def _insert(table, shift, key, slot):
     last = len(table) - 1
     at = _place(key, shift)
     while table[at] != EMPTY:
@@ -122,7 +122,7 @@ def _insert(table, shift, key, slot):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(inline="always")
-def _remove(table, shift, at):  # type: ignore[no-untyped-def]
+def _remove(table, shift, at):
     """Free a place and move later entries of its run back, so that every search still ends at the first gap."""
     last = len(table) - 1
     gap = at
@@ -137,13 +137,13 @@ def _remove(table, shift, at):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(inline="always")
-def _mark(seen, position):  # type: ignore[no-untyped-def]
+def _mark(seen, position):
     bit = np.int64(position) & np.int64(len(seen) * 8 - 1)
     seen[bit >> 3] |= np.uint8(1 << (bit & 7))
 
 
 @numba.njit(nogil=True, cache=True)
-def fill(table, shift, seen, count):  # type: ignore[no-untyped-def]
+def fill(table, shift, seen, count):
     """Put every slot at its own position.
 
     :param table: uint64, open addressing, a power of two long; position in the upper half, slot in the lower.
@@ -157,7 +157,7 @@ def fill(table, shift, seen, count):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True, cache=True)
-def mark_present(table, seen):  # type: ignore[no-untyped-def]
+def mark_present(table, seen):
     """Set the marks of the present positions."""
     for entry in table:
         if entry != EMPTY:
@@ -165,7 +165,7 @@ def mark_present(table, seen):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True, cache=True)
-def sift(drawn, seen, recent, near):  # type: ignore[no-untyped-def]
+def sift(drawn, seen, recent, near):
     """Which draws may be the position of a slot: the only ones worth a search in the table.
 
     :param drawn: uint32, the j of one block.
@@ -189,7 +189,7 @@ AHEAD = 256
 
 
 @numba.njit(nogil=True, cache=True)
-def follow_up(table, shift, seen, first, drawn, near, found):  # type: ignore[no-untyped-def]
+def follow_up(table, shift, seen, first, drawn, near, found):
     """Undo the swaps i = first, first + 1, ..: a slot at position drawn[i - first] moves to i.
 
     :return: how many slots moved, and a number without meaning that keeps the early touches alive.
@@ -218,7 +218,7 @@ def follow_up(table, shift, seen, first, drawn, near, found):  # type: ignore[no
 
 
 @numba.njit(nogil=True, cache=True)
-def read_positions(table, out):  # type: ignore[no-untyped-def]
+def read_positions(table, out):
     """Where every slot has ended: out[slot] = position."""
     for entry in table:
         if entry != EMPTY:

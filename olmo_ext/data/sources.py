@@ -1,0 +1,193 @@
+"""Token sources: named lists of files, written compactly, read from where a map says they lie. No torch.
+
+A source is one of: a name (`configs/data/NAME.yaml`, else the copy inside the package), a YAML of ours, a YAML of
+OLMo (`data.paths` as they stand), or a text file with a path a line.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import importlib.resources
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from olmo_ext.data.tokens import check_dtype
+from olmo_ext.errors import InputError
+
+USER_FOLDER = Path("configs/data")
+KEYS = ("name", "dtype", "sequence_length", "vocabulary_size", "tokenizer", "prefix", "groups", "list_sha256", "map")
+GROUP_KEYS = ("name", "files", "twice")
+_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A list of token files and how to read them."""
+
+    name: str
+    paths: list[str]
+    """Every entry in order, as published; a file may be listed more than once."""
+
+    groups: list[str]
+    """The group of each entry."""
+
+    dtype: str = "uint32"
+    sequence_length: int = 4096
+    vocabulary_size: int | None = None
+    tokenizer: str | None = None
+    locations: dict[str, str] = field(default_factory=dict)
+    """Prefix of a path -> what it is read from instead."""
+
+    def location(self, path: str) -> str:
+        """Where a file is read from: the longest mapped prefix wins."""
+        return mapped(path, self.locations)
+
+    @property
+    def list_sha256(self) -> str:
+        """sha256 of the list as text, one path a line."""
+        return hashlib.sha256(("\n".join(self.paths) + "\n").encode()).hexdigest()
+
+
+def mapped(path: str, locations: Mapping[str, str]) -> str:
+    """A path with its longest mapped prefix replaced."""
+    prefix = max((old for old in locations if path.startswith(old)), key=len, default=None)
+    return path if prefix is None else locations[prefix] + path[len(prefix) :]
+
+
+def parse_map(entries: Sequence[str]) -> dict[str, str]:
+    """`FROM=TO` strings of a command line."""
+    locations = {}
+    for entry in entries:
+        old, equals, new = entry.partition("=")
+        if not equals or not old or not new:
+            raise InputError(f"--map {entry!r}", right="FROM=TO, as in http://olmo-data.org/=/data/olmo/")
+        locations[old] = new
+    return locations
+
+
+def expand(pattern: str, *, where: str) -> list[str]:
+    """`part-{00..15}-{0..4}.npy` as its list, the rightmost range fastest; the width of the first number is kept."""
+    pieces = _RANGE.split(pattern)
+    if any(character in text for text in pieces[::3] for character in "{}"):
+        raise InputError(f"{pattern!r} has braces that are no range", where=where, right="write {000..187}")
+    choices: list[list[str]] = []
+    for start, stop in zip(pieces[1::3], pieces[2::3], strict=True):
+        if int(stop) < int(start):
+            raise InputError(f"range {start}..{stop} runs backwards", where=where)
+        choices.append([f"{number:0{len(start)}d}" for number in range(int(start), int(stop) + 1)])
+    texts = pieces[::3]
+    return [
+        texts[0] + "".join(number + text for number, text in zip(numbers, texts[1:], strict=True))
+        for numbers in itertools.product(*choices)
+    ]
+
+
+def packaged_sources() -> list[str]:
+    """Names of the sources inside the package."""
+    folder = importlib.resources.files("olmo_ext.resources") / "data"
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def load_source(name: str | Path, *, locations: Mapping[str, str] | None = None) -> Source:
+    """A source by name or file.
+
+    :param locations: a map that is added to the source's own and wins.
+    :raises InputError: unknown name, unknown key, or a list that is not the published one.
+    """
+    path, text = Path(name), None
+    if not path.is_file():
+        if re.fullmatch(r"[\w.-]+", str(name)):
+            mine = USER_FOLDER / f"{name}.yaml"
+            packaged = importlib.resources.files("olmo_ext.resources") / "data" / f"{name}.yaml"
+            path = mine if mine.is_file() else Path(str(packaged))
+            text = packaged.read_text() if not mine.is_file() and packaged.is_file() else None
+        if text is None and not path.is_file():
+            raise InputError(
+                f"no source {str(name)!r}",
+                right=f"a file, a name in {USER_FOLDER}, or one of {', '.join(packaged_sources())}",
+            )
+    where = str(path)
+    content_text = path.read_text() if text is None else text
+    if path.suffix in (".yaml", ".yml"):
+        source = _from_yaml(content_text, where=where)
+    else:
+        lines = [line.strip() for line in content_text.splitlines()]
+        paths = [line for line in lines if line and not line.startswith("#")]
+        source = Source(name=path.stem, paths=paths, groups=[""] * len(paths))
+    if not source.paths:
+        raise InputError("the list is empty", where=where)
+    return Source(**{**source.__dict__, "locations": {**source.locations, **(locations or {})}})
+
+
+def _from_yaml(text: str, *, where: str) -> Source:
+    try:
+        content: Any = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InputError(f"not YAML ({' '.join(str(error).split())})", where=where) from None
+    if not isinstance(content, dict):
+        raise InputError("no mapping", where=where, right="name, dtype, groups .. or a config of OLMo")
+    if "groups" in content:
+        return _from_groups(content, where=where)
+    if isinstance(content.get("data"), dict) and content["data"].get("paths"):
+        return _from_olmo(content, where=where)
+    raise InputError("neither `groups` nor `data.paths`", where=where, right="a source, or a config of OLMo")
+
+
+def _from_groups(content: Mapping[str, Any], *, where: str) -> Source:
+    for key in content:
+        if key not in KEYS:
+            raise InputError(f"unknown key {key!r}", where=where, right=f"one of {', '.join(KEYS)}")
+    paths: list[str] = []
+    groups: list[str] = []
+    for number, group in enumerate(content["groups"]):
+        here = f"{where}, groups[{number}]"
+        if not isinstance(group, dict) or "files" not in group or set(group) - set(GROUP_KEYS):
+            raise InputError(f"{group!r}", where=here, right=f"keys {', '.join(GROUP_KEYS)}")
+        for one in group["files"] if isinstance(group["files"], list) else [group["files"]]:
+            for path in expand(content.get("prefix", "") + str(one), where=here):
+                times = 2 if group.get("twice") and fnmatch.fnmatchcase(path, group["twice"]) else 1
+                paths += [path] * times
+                groups += [str(group.get("name", number))] * times
+    found = Source(
+        name=str(content.get("name", Path(where).stem)),
+        paths=paths,
+        groups=groups,
+        dtype=content.get("dtype", "uint32"),
+        sequence_length=int(content.get("sequence_length", 4096)),
+        vocabulary_size=content.get("vocabulary_size"),
+        tokenizer=content.get("tokenizer"),
+        locations=dict(content.get("map") or {}),
+    )
+    check_dtype(found.dtype, found.vocabulary_size, where=where)
+    stated = content.get("list_sha256")
+    if stated and stated != found.list_sha256:
+        raise InputError(
+            f"expands to {len(paths)} paths with sha256 {found.list_sha256[:12]}, the published list has {stated[:12]}",
+            where=where,
+            right="undo the edit, or leave list_sha256 out for a list of your own",
+        )
+    return found
+
+
+def _from_olmo(content: Mapping[str, Any], *, where: str) -> Source:
+    data, model = content["data"], content.get("model") or {}
+    paths = [str(path) for path in data["paths"]]
+    unresolved = next((path for path in paths if "${" in path), None)
+    if unresolved:
+        raise InputError(f"{unresolved!r} is not resolved", where=f"{where}, data.paths", right="write the paths out")
+    return Source(
+        name=str(content.get("run_name", Path(where).stem)),
+        paths=paths,
+        groups=[""] * len(paths),
+        dtype=data.get("memmap_dtype", "uint16"),
+        sequence_length=int(model.get("max_sequence_length", 4096)),
+        vocabulary_size=model.get("vocab_size"),
+        tokenizer=(content.get("tokenizer") or {}).get("identifier"),
+    )
