@@ -64,17 +64,18 @@ def _common(model: Mapping[str, Any], shape: ModelShape) -> dict[str, Any]:
     }
 
 
-def hugging_face_config(model: Mapping[str, Any], shape: ModelShape) -> dict[str, Any]:
+def hugging_face_config(model: Mapping[str, Any], shape: ModelShape, *, allow_native: bool = True) -> dict[str, Any]:
     """`config.json` of a run.
 
     :param model: the `model` section of its resolved config.
+    :param allow_native: whether a shape that transformers' own Olmo2 has becomes that.
     :raises InputError: for what neither class can represent.
     """
     if model["alibi"]:
         raise InputError("ALiBi has no Hugging Face form here", where="model.alibi", right="rope: true")
     if model["block_type"] != "sequential":
         raise InputError(f"block_type {model['block_type']!r} has no Hugging Face form here", where="model.block_type")
-    if is_native(model, shape):
+    if allow_native and is_native(model, shape):
         layer = shape.layers[0]
         return {
             "model_type": "olmo2",
