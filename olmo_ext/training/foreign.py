@@ -25,15 +25,18 @@ class Found:
     """`step`, `tokens`, `epoch`, `examples_seen_this_epoch`."""
 
 
-def load_foreign(path: Path, *, with_optimizer: bool, with_position: bool) -> Found:
+def load_foreign(load_path: str, *, with_optimizer: bool, with_position: bool) -> Found:
     """Read the parts that are asked for.
 
     :param with_optimizer: False for `reset_optimizer_state`.
     :param with_position: False for `reset_trainer_state`.
-    :raises InputError: if `path` is no checkpoint, or lacks a part that is asked for.
+    :raises InputError: if `load_path` is no checkpoint, or lacks a part that is asked for.
     """
-    if "://" in str(path):
-        raise InputError("checkpoints are read from disks only", where=f"load_path {path}", right="download it first")
+    if "://" in load_path:
+        raise InputError(
+            "checkpoints are read from disks only", where=f"load_path {load_path}", right="download it first"
+        )
+    path = Path(load_path)
     if path.name == "latest":
         path = path.resolve()
     if (path / files.MARKER).is_file():

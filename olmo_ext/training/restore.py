@@ -62,7 +62,7 @@ class Restorer:
         trainer = self.trainer
         where = f"load_path {load_path}"
         new_optimizer, new_position = self.values["reset_optimizer_state"], self.values["reset_trainer_state"]
-        found = load_foreign(Path(load_path), with_optimizer=not new_optimizer, with_position=not new_position)
+        found = load_foreign(load_path, with_optimizer=not new_optimizer, with_position=not new_position)
         self._load_weights(found.weights, where)
         if not new_optimizer:
             assert found.moments is not None

@@ -25,7 +25,14 @@ from olmo_ext.schedule import batch_per_rank, learning_rate_warnings, run_length
 from olmo_ext.training import checkpoint as files
 from olmo_ext.training import metrics as lines
 from olmo_ext.training import wandb_run
-from olmo_ext.training.distributed import Ranks, agree, any_rank, build_wrapped_model, effective_precision
+from olmo_ext.training.distributed import (
+    Ranks,
+    agree,
+    any_rank,
+    build_wrapped_model,
+    compiled_graphs,
+    effective_precision,
+)
 from olmo_ext.training.evaluators import build_evaluators
 from olmo_ext.training.profiling import torch_profiler
 from olmo_ext.training.provenance import build_provenance, processor_name, shape_json, slurm_job
@@ -393,6 +400,9 @@ class Session:
         trainer = self.trainer
         step = trainer.global_step
         self.throughput.add(tokens=trainer.tokens_per_batch, seconds=batch_seconds)
+        if not self.step_seconds and trainer.cfg.compile is not None:
+            blocks = len(trainer.model.transformer.blocks)
+            self.say(f"compiled {compiled_graphs()} graphs for {blocks} layers in {batch_seconds:.0f} s")
         self.step_seconds = batch_seconds
         if not self.wants_metrics(step):
             return

@@ -154,7 +154,7 @@ def config(tokens: Path) -> Callable[..., RunConfig]:
         "evaluators": [
             {"label": "held-out", "data": {"paths": [str(tokens / "validation.bin")], "memmap_dtype": "uint16"}}
         ],
-        "optimizer": {"learning_rate": 1e-2, "weight_decay": 0.1},
+        "optimizer": {"name": "adamw", "learning_rate": 1e-2, "weight_decay": 0.1},
         "scheduler": {"t_warmup": 2},
         "max_duration": 4,
         "global_train_batch_size": 8,

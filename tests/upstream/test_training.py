@@ -124,7 +124,7 @@ def test_a_cpu_run_asks_nothing_of_cuda_warns_of_nothing_and_computes_in_fp32(fo
 
 
 def test_the_wandb_server_is_never_asked_whether_the_run_was_cancelled(forked, config, tmp_path):
-    """With WANDB_API_KEY set upstream asks it inside the loop while all ranks wait, and logs to any W&B run there is."""
+    """With WANDB_API_KEY set upstream asks it inside the loop, all ranks waiting, and logs to any W&B run there is."""
 
     def watched() -> int:
         import wandb

@@ -1,0 +1,68 @@
+"""A diverged step is not applied, not saved, named with its samples, and not started again."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from olmo_ext.rundir import RunDirectory
+from olmo_ext.training.run import train
+
+
+def poison(step: int, *, rank: int) -> None:
+    """Put a NaN into a weight of one rank before a step."""
+    import torch
+
+    from olmo_ext.training.session import Session
+
+    original = Session.record_samples
+
+    def record(self: Session, at: int, indices: list[int]) -> None:
+        if at == step and self.ranks.rank == rank:
+            with torch.no_grad():
+                next(iter(self.trainer.model.parameters())).view(-1)[:].fill_(float("nan"))
+        original(self, at, indices)
+
+    Session.record_samples = record  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_nan_in_a_weight_stops_all_ranks_before_the_update_and_saves_nothing_of_it(
+    forked, on_ranks, config, tmp_path, sample_ids, metric_rows, number
+):
+    run = tmp_path / "run"
+    text = config("save_interval=1", "max_duration=8")
+
+    def child(rank: int = 0):
+        poison(4, rank=number - 1)
+        return train(text, run_directory=run)
+
+    ended = on_ranks(2, child, seconds=60) if number == 2 else [forked(child)]
+    assert [end.code for end in ended] == [1] * number, ended
+    state = RunDirectory(run).read_state()
+    assert (state.status, state.step) == ("failed", 3)
+    assert "step 4" in state.reason and "nan" in state.reason and "not applied" in state.reason
+    named = sorted(map(int, re.findall(r"\d+", state.reason.partition("samples")[2])))
+    assert named == sample_ids(run)[4] and len(named) == 8
+    assert sorted(path.name for path in (run / "checkpoints").glob("step*")) == ["step1", "step2", "step3"]
+    assert max(row["step"] for row in metric_rows(run)) == 3
+
+
+def test_a_learning_rate_of_1000_stops_with_the_reason(forked, config, tmp_path):
+    """Upstream's perplexity overflows first, after the update."""
+    run = tmp_path / "run"
+    text = config("optimizer.learning_rate=1e3", "max_duration=100ep", "save_interval=1", "max_grad_norm=null")
+    ended = forked(lambda: train(text, run_directory=run))
+    state = RunDirectory(run).read_state()
+    assert ended.code == 1 and state.status == "failed" and "not applied" in state.reason, ended.output
+    assert int(re.search(r"step (\d+)", state.reason)[1]) == state.step + 1
+
+
+def test_early_stopping_saves_and_is_not_requeued(forked, config, tmp_path):
+    run = tmp_path / "run"
+    text = config("early_stopping_factor=0.5", "max_duration=9")
+    ended = forked(lambda: train(text, run_directory=run))
+    state = RunDirectory(run).read_state()
+    assert ended.code == 1 and state.status == "failed" and "early stopping" in state.reason, ended.output
+    assert (run / f"checkpoints/step{state.step}/complete.json").is_file() and state.step > 2

@@ -1,0 +1,175 @@
+"""Starting from another run's checkpoint, from OLMo's, or from the run's own under other settings."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from olmo_ext.rundir import RunDirectory
+from olmo_ext.training.run import train
+
+
+@pytest.fixture
+def source(forked, config, tmp_path):
+    """A run of four steps to start from."""
+    run = tmp_path / "source"
+    assert forked(lambda: train(config("scheduler.t_max=100"), run_directory=run)).code == 0
+    return run / "checkpoints/step4"
+
+
+def at_step(step: int, action) -> None:
+    from olmo_ext.training.session import Session
+
+    original = Session.wants_metrics
+
+    def wants(self: Session, at: int) -> bool:
+        if at == step:
+            action(self)
+        return original(self, at)
+
+    Session.wants_metrics = wants  # type: ignore[method-assign]
+
+
+def test_a_warm_start_with_everything_goes_on_as_the_run_would_have(
+    forked, config, tmp_path, source, same_checkpoint, sample_ids
+):
+    straight, run = tmp_path / "straight", tmp_path / "run"
+    overrides = ("scheduler.t_max=100", "max_duration=8")
+    assert forked(lambda: train(config(*overrides), run_directory=straight)).code == 0
+    ended = forked(lambda: train(config(*overrides, f"load_path={source}"), run_directory=run))
+    assert ended.code == 0, ended.output
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert (run / "checkpoints/step8" / name).read_bytes() == (straight / "checkpoints/step8" / name).read_bytes()
+    assert {step: ids for step, ids in sample_ids(straight).items() if step > 4} == sample_ids(run)
+
+
+def test_a_new_optimizer_warms_up_again_also_after_a_restart(forked, config, tmp_path, source, metric_rows):
+    from olmo.optim import BoltOnWarmupScheduler, CosWithWarmup
+
+    run = tmp_path / "run"
+    text = config(
+        "scheduler.t_max=100", "max_duration=9", f"load_path={source}", "reset_optimizer_state=true", "save_interval=1"
+    )
+
+    def half():
+        at_step(6, lambda session: os.kill(os.getpid(), signal.SIGTERM))
+        return train(text, run_directory=run)
+
+    assert forked(half).code == 75
+    assert forked(lambda: train(text, run_directory=run)).code == 0
+    inner = CosWithWarmup(
+        grad_clip_warmup_steps=None, grad_clip_warmup_factor=None, warmup_min_lr=None, warmup_steps=2, t_max=100
+    )
+    schedule = BoltOnWarmupScheduler.wrap(inner, 4, 6)
+    rates = [row["values"]["optim/learning_rate"] for row in metric_rows(run, "train")]
+    assert rates == [schedule.get_lr(1e-2, step, 9) for step in range(5, 10)]
+    # The bias correction of a new optimizer counts from the warm start.
+    moments = load_file(run / "checkpoints/step9/optimizer.safetensors")
+    assert {float(tensor) for name, tensor in moments.items() if name.startswith("step/")} == {5.0}
+
+
+def test_a_new_position_starts_at_step_0_with_the_weights(forked, config, tmp_path, source, metric_rows):
+    run = tmp_path / "run"
+    text = config(f"load_path={source}", "reset_optimizer_state=true", "reset_trainer_state=true", "stop_after=2")
+    assert forked(lambda: train(text, run_directory=run)).code == 0
+    assert [row["step"] for row in metric_rows(run, "train")] == [1, 2]
+    warm = metric_rows(run, "train")[0]["values"]["train/CrossEntropyLoss"]
+    cold = metric_rows(source.parents[1], "train")
+    assert warm < cold[-1]["values"]["train/CrossEntropyLoss"] + 0.2 < cold[0]["values"]["train/CrossEntropyLoss"]
+
+
+def write_olmo_checkpoint(folder: Path, text, *, by_name: bool) -> dict[str, torch.Tensor]:
+    """What stock OLMo's unsharded checkpointer writes under DDP (numbers) and FSDP (names)."""
+    from olmo.optim import build_optimizer
+
+    from olmo_ext.upstream.model import build_model
+    from olmo_ext.upstream.training import train_config
+
+    model = build_model(text, seed=11)
+    optimizer = build_optimizer(train_config(text), model)
+    model(torch.arange(16)[None]).logits.sum().backward()
+    optimizer.step()
+    folder.mkdir()
+    state = optimizer.state_dict()
+    if by_name:
+        names = [name for group in optimizer.param_groups for name in group["param_names"]]
+        state = {
+            "state": {names[key]: own for key, own in state["state"].items()},
+            "param_groups": [{**group, "params": group["param_names"]} for group in state["param_groups"]],
+        }
+    torch.save(model.state_dict(), folder / "model.pt")
+    torch.save(state, folder / "optim.pt")
+    torch.save({"path": Path("x"), "rng": (random.getstate(), np.random.get_state())}, folder / "train.pt")
+    return model.state_dict()
+
+
+@pytest.mark.parametrize("by_name", [False, True], ids=["ddp", "fsdp"])
+def test_an_unsharded_olmo_checkpoint_gives_weights_and_moments(forked, config, tmp_path, by_name):
+    folder, run = tmp_path / "olmo", tmp_path / "run"
+    weights = write_olmo_checkpoint(folder, config(), by_name=by_name)
+    # A learning rate of nothing leaves the weights as they were loaded.
+    text = config(
+        f"load_path={folder}",
+        "reset_trainer_state=true",
+        "stop_after=1",
+        "optimizer.learning_rate=1e-30",
+        "optimizer.weight_decay=0",
+    )
+    ended = forked(lambda: train(text, run_directory=run))
+    assert ended.code == 0, ended.output
+    found = load_file(run / "checkpoints/step1/model.safetensors")
+    for name, tensor in weights.items():
+        assert torch.equal(found[name], tensor), name
+    moments = load_file(run / "checkpoints/step1/optimizer.safetensors")
+    assert {float(tensor) for name, tensor in moments.items() if name.startswith("step/")} == {2.0}
+
+
+def test_what_cannot_be_loaded_is_refused_in_one_line(forked, config, tmp_path, source):
+    olmo, evil, empty = tmp_path / "olmo", tmp_path / "evil", tmp_path / "empty"
+    write_olmo_checkpoint(olmo, config(), by_name=False)
+    evil.mkdir()
+    empty.mkdir()
+    torch.save({"transformer.wte.weight": Path("x")}, evil / "model.pt")
+    reset = ("reset_optimizer_state=true", "reset_trainer_state=true")
+    for number, (overrides, said) in enumerate(
+        [
+            ((f"load_path={olmo}",), "reset_trainer_state"),
+            ((f"load_path={evil}", *reset), "plain tensors"),
+            ((f"load_path={empty}",), "no checkpoint"),
+            (("load_path=s3://bucket/run", *reset), "from disks only"),
+            ((f"load_path={source}", "model.ffn.d_ff=32"), "ff_out.weight is [16, 24] in the checkpoint and [16, 32]"),
+            ((f"load_path={source}", "model.n_layers=3"), "blocks.2"),
+        ]
+    ):
+        run = tmp_path / f"run{number}"
+        ended = forked(lambda overrides=overrides, run=run: train(config(*overrides), run_directory=run))
+        assert ended.code == 2 and said in ended.output.splitlines()[-1], ended.output
+        assert RunDirectory(run).read_state().status == "failed"
+
+
+def test_block_groups_and_strategy_may_change_on_restart(forked, on_ranks, config, tmp_path):
+    straight, run = tmp_path / "straight", tmp_path / "run"
+    overrides = ("max_duration=6",)
+    assert forked(lambda: train(config(*overrides), run_directory=straight)).code == 0
+
+    def half():
+        at_step(3, lambda session: session.stop.request("test"))
+        return train(config(*overrides), run_directory=run)
+
+    assert forked(half).code == 75
+    grouped = config(
+        *overrides, "model.block_group_size=2", "distributed_strategy=fsdp", "fsdp.wrapping_strategy=by_block_group"
+    )
+    ended = on_ranks(2, lambda rank: train(grouped, run_directory=run))
+    assert [end.code for end in ended] == [0, 0], ended
+    found = load_file(run / "checkpoints/step6/model.safetensors")
+    for name, tensor in load_file(straight / "checkpoints/step6/model.safetensors").items():
+        name = name.replace("blocks.", "block_groups.0.")
+        torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6)
