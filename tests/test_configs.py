@@ -96,6 +96,8 @@ def test_every_sweep_expands_and_its_runs_have_the_shapes_of_their_files(path):
         if run.group in files:
             ours, theirs = run.config, loaded(files[run.group])
             assert ours.shape == theirs.shape, run.name
+            if files[run.group].parent.name == "smoke":
+                continue
             for key in ("optimizer", "scheduler", "max_duration", "global_train_batch_size", "data", "evaluators"):
                 assert ours.values[key] == theirs.values[key], (run.name, key)
 
@@ -305,9 +307,9 @@ def test_runs_stay_within_the_tokens_that_their_subset_is_named_after():
 
 
 def test_smoke_shapes_have_equal_non_embedding_parameters_within_half_a_percent():
-    for size in ("0.26m", "1m"):
+    for size in ("", "-1m"):
         counts = [
-            loaded(CONFIGS / f"smoke/{size}-{kind}.yaml").counts.non_embedding
+            loaded(CONFIGS / f"smoke/{kind}{size}.yaml").counts.non_embedding
             for kind in ("conventional", "hourglass", "tapered")
         ]
         assert max(counts) / min(counts) - 1 <= 0.005

@@ -12,7 +12,7 @@ from olmo_ext.errors import InputError
 from olmo_ext.shapes.problem import Interval, Problem, attention_spec, ffn_spec, layer_widths
 
 HEAD_DIMS = (64, 128, 96, 80, 112, 72, 88, 104, 120, 56, 48, 40, 32, 24, 16)
-"""Head sizes tried in this order where none is asked for: the first that divides d_model."""
+"""Head sizes tried in this order where none is asked for: the first that divides d_model, into four heads or more."""
 
 MAX_PER_POINT = 64
 """Multiples of d_ff kept per point of the grid, those nearest to the budget."""
@@ -52,9 +52,11 @@ def _head_choices(problem: Problem, d_model: int) -> list[tuple[int, int]]:
         return [(h, d_model // h) for h in problem.heads if d_model % h == 0 and d_model // h % 2 == 0]
     if problem.head_dim:
         return [(d_model // dim, dim) for dim in problem.head_dim if d_model % dim == 0]
-    even = [dim for dim in range(16, 257, 2) if d_model % dim == 0]
-    preferred = [dim for dim in HEAD_DIMS if d_model % dim == 0] or sorted(even, key=lambda dim: abs(dim - 64))
-    return [(d_model // dim, dim) for dim in preferred[:1]]
+    # At least four heads where d_model is small; then whatever divides.
+    dividing = [dim for dim in HEAD_DIMS if d_model % dim == 0]
+    several = [dim for dim in dividing if d_model // dim >= 4]
+    even = sorted((dim for dim in range(2, 257, 2) if d_model % dim == 0), key=lambda dim: abs(dim - 64))
+    return [(d_model // dim, dim) for dim in (several or dividing or even)[:1]]
 
 
 def _ffn_line(problem: Problem, d_model: int) -> tuple[int, int]:

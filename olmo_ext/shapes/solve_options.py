@@ -19,6 +19,9 @@ QUANTITIES = {
     "training_flops_per_token": "--training-flops",
 }
 
+AROUND = {"embedding_size": 100_352, "max_sequence_length": 4096, "weight_tying": False, "qk_norm": True}
+"""OLMo-2's, where neither an option nor `--like` says otherwise."""
+
 
 def whole_numbers(text: str, *, option: str, step: int = 1) -> tuple[int, ...]:
     """`6`, `4,6,8`, `4..24`, `4..24:2`; a range steps over multiples of its step.
@@ -100,18 +103,32 @@ def taper_section(taper: Taper) -> dict[str, Any]:
     return {**section, "multiple_of": taper.multiple_of}
 
 
-def _budget(options: Mapping[str, Any]) -> tuple[str, int, float]:
+def _budget(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The budget, and what belongs to the model around the shape: from a config (`--like`) or from the options."""
     given = [name for name in QUANTITIES if options.get(name) is not None]
+    around = {
+        "embedding_size": options["embedding_size"],
+        "max_sequence_length": options["sequence_length"],
+        "weight_tying": options["tied"],
+        "qk_norm": options["qk_norm"],
+    }
     if options.get("like") is not None:
         from olmo_ext.config import load_run_config
 
-        if len(given) > 0:
+        if given:
             raise InputError(f"both --like and {QUANTITIES[given[0]]}", right="one budget")
         config = load_run_config(Path(options["like"]), check_budget_too=False)
-        tolerance = options["tolerance"]
+        shape = config.shape
+        its_own = {
+            "embedding_size": shape.embedding_size,
+            "max_sequence_length": shape.max_sequence_length,
+            "weight_tying": shape.weight_tying,
+            "qk_norm": shape.attention_layer_norm,
+        }
+        stated = {name: its_own[name] if value is None else value for name, value in around.items()}
         if config.budget is not None:
-            return config.budget.quantity, config.budget.target, tolerance
-        return "non_embedding", config.counts.non_embedding, tolerance
+            return {"quantity": config.budget.quantity, "target": config.budget.target, **stated}
+        return {"quantity": "non_embedding", "target": config.counts.non_embedding, **stated}
     if len(given) != 1:
         named = " and ".join(QUANTITIES[name] for name in given) or "no budget"
         raise InputError(f"{named} given", right=f"one of {', '.join(QUANTITIES.values())}, --like CONFIG")
@@ -121,7 +138,8 @@ def _budget(options: Mapping[str, Any]) -> tuple[str, int, float]:
         raise InputError(str(error), where=QUANTITIES[given[0]], right="as 113.25M") from None
     if target < 1:
         raise InputError(f"{target} is not positive", where=QUANTITIES[given[0]])
-    return given[0], target, options["tolerance"]
+    stated = {name: AROUND[name] if value is None else value for name, value in around.items()}
+    return {"quantity": given[0], "target": target, **stated}
 
 
 def _typed_options(kind: Any, pairs: Sequence[str], *, option: str) -> dict[str, Any]:
@@ -148,13 +166,11 @@ def make_problem(options: Mapping[str, Any]) -> Problem:
     """
     from olmo_ext.blocks.registry import ATTENTION_TYPES, FFN_TYPES
 
-    quantity, target, tolerance = _budget(options)
     multiple_of = options["multiple_of"]
     ffn_type = options["ffn_type"] or ("hourglass" if options["sub_mlps"] not in (None, "1") else "conventional")
     stated: dict[str, Any] = {
-        "quantity": quantity,
-        "target": target,
-        "tolerance": tolerance,
+        **_budget(options),
+        "tolerance": options["tolerance"],
         "multiple_of": multiple_of,
         "ffn_type": ffn_type,
         "activation": options["activation"],
@@ -165,10 +181,6 @@ def make_problem(options: Mapping[str, Any]) -> Problem:
             options["attention_option"],
             option="--attention-option",
         ),
-        "embedding_size": options["embedding_size"],
-        "max_sequence_length": options["sequence_length"],
-        "weight_tying": options["tied"],
-        "qk_norm": options["qk_norm"],
         "kv_heads": options["kv_heads"],
     }
     lists = (
