@@ -193,7 +193,8 @@ def import_plugins(names: Any) -> None:
     if not isinstance(names, list):
         raise InputError(f"{names!r} is not a list", where="plugins", right="a list of Python modules")
     if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.insert(0, os.getcwd())
+        # Last: the copy of a plugin that a queued run was frozen with comes first.
+        sys.path.append(os.getcwd())
     for name in names:
         try:
             importlib.import_module(str(name))
