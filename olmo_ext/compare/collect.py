@@ -19,7 +19,7 @@ TRAIN_LOSS = "train/CrossEntropyLoss"
 TOKENS_PER_SECOND = "throughput/tokens_per_second"
 _VALIDATION = re.compile(r"^eval/(?!downstream/)(.+)/CrossEntropyLoss$")
 _DOWNSTREAM = re.compile(r"^eval/downstream/(.+)$")
-_SEED_PART = re.compile(r"[-_.,]?(?:seed|s)[-_=]?(\d+)$")
+_SEED_PART = re.compile(r"[-_.,](?:seed|s)[-_=]?(\d+)$")
 
 
 @dataclass(kw_only=True)

@@ -25,7 +25,7 @@ def blocking_differences(run: Run, baseline: Run, label: str | None) -> list[str
     for key, name in (("fingerprint", "training data"), ("tokenizer", "tokenizer")):
         found += _differs(name, run.data.get(key), baseline.data.get(key))
     if label is not None:
-        left, right = ((side.data.get("evaluation") or {}).get(label) for side in (run, baseline))
+        left, right = (evaluation_fingerprint(side, label) for side in (run, baseline))
         found += _differs(f"validation set {label}", left, right)
         for side in (run, baseline):
             if validation_metric(label) not in side.series:
@@ -36,13 +36,26 @@ def blocking_differences(run: Run, baseline: Run, label: str | None) -> list[str
     return found
 
 
+def evaluation_fingerprint(run: Run, label: str) -> str | None:
+    """The fingerprint of a validation set: recorded under its own label, or under that of the evaluator that holds
+    several sets in `data.datasets`."""
+    recorded = run.data.get("evaluation") or {}
+    if label in recorded:
+        return recorded[label]
+    for evaluator in run.config.get("evaluators") or []:
+        data = evaluator.get("data") if isinstance(evaluator, Mapping) else None
+        if isinstance(data, Mapping) and label in (data.get("datasets") or {}):
+            return recorded.get(evaluator.get("label"))
+    return None
+
+
 def final_tokens(run: Run, label: str | None) -> int:
     """Tokens at the last evaluation, or at the last row where there is none."""
     series = run.series.get(validation_metric(label)) if label else None
     return int(series.tokens[-1]) if series is not None else run.progress()[1]
 
 
-def remarks(run: Run, baseline: Run) -> list[str]:
+def remarks(run: Run, baseline: Run, label: str | None) -> list[str]:
     """What differs besides the shape without forbidding the comparison, and what was not recorded."""
     found = []
     if run.data.get("order_seed") != baseline.data.get("order_seed"):
@@ -50,6 +63,8 @@ def remarks(run: Run, baseline: Run) -> list[str]:
     for key in ("fingerprint", "tokenizer"):
         if run.data.get(key) is None and baseline.data.get(key) is None:
             found.append(f"data {key} not recorded on either side")
+    if label is not None and evaluation_fingerprint(run, label) is None:
+        found.append("fingerprint of the validation set not recorded")
     left, right = _flat(run.config), _flat(baseline.config)
     for key in sorted(left.keys() | right.keys()):
         if left.get(key, _NOT_RECORDED) != right.get(key, _NOT_RECORDED):

@@ -154,6 +154,7 @@ def compare_sweep(sweep: Sweep, *, label: str | None = None, expected: Path | No
     adjusted = holm([group.nats.p_value if group.nats is not None else None for group in groups])
     for group, value in zip(groups, adjusted, strict=True):
         group.adjusted_p = value
+    downstream = downstream_scores(groups)
     rate_axis = learning_rate_axis({group.name: group.runs[0].axes for group in groups if group.runs})
     rates = _learning_rates(groups, sweep.baseline, rate_axis) if rate_axis else []
     result = Comparison(
@@ -170,13 +171,15 @@ def compare_sweep(sweep: Sweep, *, label: str | None = None, expected: Path | No
                 if group.features.non_embedding and group.losses and not group.blocking
             }
         ),
-        paper=paper_rows(groups, expected, label=label) if expected is not None else [],
-        downstream=downstream_scores(groups),
+        paper=[] if expected is None else paper_rows(groups, expected, label=label, downstream=downstream),
+        downstream=downstream,
         notes=[],
     )
     from olmo_ext.compare.verdict import notes, verdict
 
     result.notes = notes(result)
+    if expected is not None and not result.paper:
+        result.notes.append(f"No figure of {expected} belongs to a group of this sweep.")
     result.verdict = verdict(result)
     return result
 
@@ -247,7 +250,7 @@ def _compare_group(group: GroupResult, baseline: GroupResult, label: str | None,
     pairs = [(left[seed], right[seed]) for seed in left if seed in right]
     checked = pairs or [(group.finished[0], baseline.finished[0])]
     group.blocking = _common(comparable.blocking_differences(a, b, label) for a, b in checked)
-    group.remarks = _common(comparable.remarks(a, b) for a, b in checked)
+    group.remarks = _common(comparable.remarks(a, b, label) for a, b in checked)
     if not pairs:
         group.blocking.append("no seed that both have: unpaired runs are not compared")
     if label is None:

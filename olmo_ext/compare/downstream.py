@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from olmo_ext.compare.comparison import GroupResult
 
 NEEDLE_KEYS = ("length", "depth")
+_IN_LOOP_METRICS = ("len_norm", "ce_loss", "pmi_dc", "acc", "f1", "bpb")
+"""Suffixes of OLMo's names in the loop, which join task and metric with an underscore."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +48,14 @@ def run_scores(run: Run) -> dict[tuple[str, str, str, str], tuple[float, float |
             continue
         key = (str(row.get("task")), str(row.get("metric")), str(row.get("task_version", "")), "eval")
         found[key] = (float(row["value"]), row.get("stderr"), row.get("items"))
-    for name, value in run.downstream().items():
-        task, _, metric = name.rpartition("_")
-        found[(task or name, metric, "", "training")] = (value, None, None)
+    in_loop = run.downstream()
+    for name, value in in_loop.items():
+        if name.endswith("_items"):
+            continue
+        suffix = next((metric for metric in _IN_LOOP_METRICS if name.endswith(f"_{metric}")), "")
+        task = name.removesuffix(f"_{suffix}") if suffix else name
+        items = in_loop.get(f"{task}_items")
+        found[(task, suffix, "", "training")] = (value, None, None if items is None else int(items))
     return found
 
 

@@ -128,7 +128,9 @@ def _file_name(text: str) -> str:
 def _legend(axes: Any) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if labels:
-        axes.legend(handles, labels, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3, fontsize=7.5)
+        longest = max(map(len, labels))
+        columns = 3 if longest <= 18 else 2 if longest <= 32 else 1
+        axes.legend(handles, labels, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=columns, fontsize=7.5)
 
 
 def _differences(axes: Any, result: Comparison) -> bool:
@@ -241,7 +243,7 @@ def _log_axis(axes: Any) -> None:
 
 def _plain(value: float) -> str:
     """0.2, 5, 20M; powers of ten for what is smaller or larger."""
-    if 1e-3 <= abs(value) < 1e3:
+    if 1e-2 <= abs(value) < 1e3:
         return f"{value:g}"
     for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
         if size <= abs(value) < 1e15:
@@ -260,8 +262,11 @@ def _schedules(axes: Any, result: Comparison) -> bool:
         if len(found) == 1 and found[0].nats is not None:
             grid[ranges.index(span), schedules.index(schedule)] = found[0].nats.mean
     most = float(np.nanmax(np.abs(grid))) if np.isfinite(grid).any() else 1.0
-    # Blue to orange, as light in the middle as paper: both ends survive colour blindness.
-    axes.imshow(grid, cmap="PuOr_r", vmin=-most, vmax=most, aspect="auto")
+    from matplotlib.colors import LinearSegmentedColormap
+
+    # Blue better, orange worse, light in the middle: both ends survive colour blindness.
+    colours = LinearSegmentedColormap.from_list("better-worse", ["#6fb1d8", "#ffffff", "#eda36c"])
+    axes.imshow(grid, cmap=colours, vmin=-most, vmax=most, aspect="auto")
     for row, column in np.argwhere(np.isfinite(grid)):
         axes.text(column, row, words.signed(float(grid[row, column])), ha="center", va="center", fontsize=8)
     axes.set_xticks(range(len(schedules)), schedules)

@@ -8,13 +8,15 @@
       - {run: hourglass-k4-l6, metric: ppl, value: 35.101, source: "table 3", mark: F, note: ...,
          tokens: ..., data: ..., evaluation: ...}                                            # of one figure
 
-`run` is a group's name. `metric` is `ppl`, `loss` or a downstream metric as `task metric`.
+`run` is a group's name. `metric` is `ppl`, `loss` or a downstream metric as `task metric`. `data` can be checked where
+it is the fingerprint or the name of the source that the runs recorded; words are shown, and make a figure not
+comparable.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,11 +25,13 @@ import yaml
 
 from olmo_ext.compare.statistics import Difference
 from olmo_ext.errors import InputError
-from olmo_ext.quantities import parse_count
+from olmo_ext.quantities import format_count, parse_count
 
 if TYPE_CHECKING:
     from olmo_ext.compare.comparison import GroupResult
+    from olmo_ext.compare.downstream import DownstreamScore
 
+TOKEN_TOLERANCE = 0.01
 REPRODUCED, CONTRADICTED, UNDECIDED, NOT_COMPARABLE = "reproduced", "contradicted", "undecided", "not comparable"
 
 
@@ -57,7 +61,7 @@ class PaperRow:
     paper_value: float
     our_value: float | None
     paper_difference: float | None
-    """Nats, for ppl and loss."""
+    """To the baseline: nats for ppl and loss, the score's own unit otherwise."""
 
     our_difference: Difference | None
     verdict: str
@@ -130,54 +134,94 @@ def _nats(figure: Figure) -> float | None:
     return figure.value if figure.metric == "loss" else None
 
 
-def _mismatches(figure: Figure, group: GroupResult, label: str | None) -> list[str]:
-    """Which of data, tokens and evaluation set are not the paper's."""
-    found = []
+@dataclass(frozen=True, kw_only=True)
+class _Ours:
+    """Our counterpart of a figure."""
+
+    value: float | None = None
+    difference: Difference | None = None
+    missing: str = ""
+    """Why there is none."""
+
+
+def _our_loss(group: GroupResult, figure: Figure, label: str | None) -> _Ours:
+    if figure.evaluation == label and label is not None:
+        loss, difference = group.loss, group.nats
+    elif figure.evaluation in group.other_sets:
+        loss, difference = group.other_sets[figure.evaluation]
+    else:
+        loss, difference = group.loss, group.nats
+        wanted = figure.evaluation or "not stated"
+        missing = f"evaluation set {label or 'none'} against {wanted}"
+        return _Ours(value=_as_printed(figure, loss), difference=difference, missing=missing)
+    return _Ours(value=_as_printed(figure, loss), difference=difference)
+
+
+def _as_printed(figure: Figure, loss: float | None) -> float | None:
+    return math.exp(loss) if loss is not None and figure.metric == "ppl" else loss
+
+
+def _our_score(group: GroupResult, figure: Figure, downstream: Sequence[DownstreamScore]) -> _Ours:
+    task, _, metric = figure.metric.partition(" ")
+    for score in downstream:
+        if (score.group, score.task, score.metric) == (group.name, task, metric):
+            return _Ours(value=score.value, difference=score.difference)
+    return _Ours(missing=f"{figure.metric} was not evaluated")
+
+
+def _mismatches(figure: Figure, group: GroupResult, tokens: int | None) -> list[str]:
+    """Which of training data and tokens are not the paper's."""
     if not group.finished:
         return ["no finished run"]
-    if figure.tokens is None:
+    found = []
+    if tokens is None:
         found.append("the paper's tokens are not stated")
-    elif abs(group.tokens / figure.tokens - 1) > 0.01:
-        found.append(f"tokens {group.tokens:,} against {figure.tokens:,}")
-    ours = group.finished[0].data.get("fingerprint")
-    if figure.data is None or ours != figure.data:
-        found.append(f"training data {str(ours)[:12]} against {figure.data or 'not stated'}")
-    if figure.evaluation is None or figure.evaluation != label:
-        found.append(f"evaluation set {label} against {figure.evaluation or 'not stated'}")
+    elif abs(group.tokens / tokens - 1) > TOKEN_TOLERANCE:
+        found.append(f"tokens {format_count(group.tokens)} against {format_count(tokens)}")
+    data = group.finished[0].data
+    # Words cannot be checked: only a fingerprint, or the name of the source that the run recorded, can match.
+    if figure.data is None or figure.data not in (data.get("fingerprint"), data.get("source")):
+        found.append(f"training data {str(data.get('fingerprint'))[:12]} against {figure.data or 'not stated'}")
     return found
 
 
-def paper_rows(groups: list[GroupResult], path: Path, *, label: str | None) -> list[PaperRow]:
+def paper_rows(
+    groups: list[GroupResult], path: Path, *, label: str | None, downstream: Sequence[DownstreamScore] = ()
+) -> list[PaperRow]:
     """Every figure of the file whose run is a group of this sweep."""
     figures = read_expected(path)
     by_name = {group.name: group for group in groups}
     table = {(figure.run, figure.metric, figure.evaluation): figure for figure in figures}
+    lengths = {figure.run: figure.tokens for figure in figures if figure.tokens is not None}
     rows = []
     for figure in figures:
         group = by_name.get(figure.run)
         if group is None:
             continue
-        nats = _nats(figure)
-        paper_difference, ours = None, None
-        if nats is not None and group.baseline is not None:
-            other = table.get((group.baseline, figure.metric, figure.evaluation))
-            base = None if other is None else _nats(other)
-            paper_difference = None if base is None else nats - base
-            ours = group.nats
-        why = "; ".join(_mismatches(figure, group, label))
+        is_loss = figure.metric in ("ppl", "loss")
+        ours = _our_loss(group, figure, label) if is_loss else _our_score(group, figure, downstream)
+        paper_difference = None
+        other = table.get((group.baseline or "", figure.metric, figure.evaluation))
+        if other is not None:
+            left, right = (_nats(f) if is_loss else f.value for f in (figure, other))
+            paper_difference = None if left is None or right is None else left - right
+        # A figure without tokens of its own is of the run whose perplexity has them.
+        reasons = _mismatches(figure, group, figure.tokens or lengths.get(figure.run))
+        why = "; ".join([*reasons, *([ours.missing] if ours.missing else [])])
         verdict = NOT_COMPARABLE
         if not why:
-            verdict, why = ("", "the baseline itself") if group.baseline is None else judge(paper_difference, ours)
+            is_baseline = group.baseline is None
+            verdict, why = ("", "the baseline itself") if is_baseline else judge(paper_difference, ours.difference)
         rows.append(
             PaperRow(
                 group=figure.run,
                 baseline=group.baseline,
                 source=" · ".join(part for part in (figure.source, figure.note) if part),
-                metric=figure.metric + (f" ({figure.evaluation})" if figure.evaluation else ""),
+                metric=figure.metric + (f" ({figure.evaluation})" if figure.evaluation and is_loss else ""),
                 paper_value=figure.value,
-                our_value=group.ppl if figure.metric == "ppl" else group.loss if figure.metric == "loss" else None,
+                our_value=ours.value,
                 paper_difference=paper_difference,
-                our_difference=ours,
+                our_difference=ours.difference,
                 verdict=verdict,
                 why=why,
             )
