@@ -61,6 +61,9 @@ class SubsetManifest:
     source_instances: int
     order_seed: int
     order_epoch: int
+    order_name: str | None
+    """Set if the order was given as an index: hash of its beginning."""
+
     instances: int
     sequence_length: int
     vocabulary_size: int | None
@@ -78,6 +81,7 @@ class SubsetManifest:
             source=self.source_fingerprint,
             seed=self.order_seed,
             epoch=self.order_epoch,
+            order_name=self.order_name,
             sequence_length=self.sequence_length,
         )
 
@@ -104,9 +108,12 @@ class SubsetManifest:
         return manifest
 
 
-def sequence_fingerprint(*, source: str, seed: int, epoch: int, sequence_length: int) -> str:
-    """Identity of an infinite subset: source, order, cut into instances."""
-    return fingerprint_of({"source": source, "order": seed + epoch, "sequence_length": sequence_length})
+def sequence_fingerprint(
+    *, source: str, seed: int, epoch: int, order_name: str | None = None, sequence_length: int
+) -> str:
+    """Identity of a subset of any length: source, order, cut into instances."""
+    order = seed + epoch if order_name is None else order_name
+    return fingerprint_of({"source": source, "order": order, "sequence_length": sequence_length})
 
 
 class Subset:

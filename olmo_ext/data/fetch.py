@@ -1,0 +1,460 @@
+"""Copying the first instances of an order from a source into a subset. No torch.
+
+    plan.json            what is being fetched; another source, order or cut in the same folder is refused
+    shard-K.bin.part     a shard on its way, only ever appended to in whole windows
+    shard-K.progress     instances of it that are on the disk; written after them
+    shard-K.json         a finished shard: count and sha256
+    subset.json          written last, by whoever finishes the last shard
+
+A kill at any moment costs the windows that were not finished. Processes (`part i of n`) share nothing but the plan:
+each takes every n-th shard. Extending keeps finished shards, copies a partly filled last one aside and appends to it,
+so that the shorter subset stays usable meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from olmo_ext.data.indices import NAMED_BY
+from olmo_ext.data.order import first_of_order
+from olmo_ext.data.plan_requests import Request, plan_requests
+from olmo_ext.data.progress import Progress
+from olmo_ext.data.repetition import RepetitionFilter
+from olmo_ext.data.stores import Stores
+from olmo_ext.data.subset import INDEX_NAME, MANIFEST_NAME, SOURCE_NAME, Shard, SubsetManifest
+from olmo_ext.data.survey import SourceManifest
+from olmo_ext.errors import InputError, WorkError
+from olmo_ext.files import sha256_of_file, sync_directory, write_atomically
+from olmo_ext.quantities import format_bytes
+
+PLAN_NAME = "plan.json"
+SHARD_BYTES = 2**30
+WINDOWS_AT_ONCE = 3
+"""Windows in memory: one being written, one or two being read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FetchOptions:
+    """How to fetch; none of it changes what is fetched."""
+
+    concurrency: int = 256
+    """Requests in flight."""
+
+    memory: int = 384 * 2**20
+    """Bytes of all windows that are in memory together."""
+
+    part: int = 1
+    parts: int = 1
+    """This process takes the shards part-1, part-1+parts, ..."""
+
+    quiet: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class FetchReport:
+    """What one call has done."""
+
+    instances: int
+    """Instances of the subset."""
+
+    fetched: int
+    """Instances that this call has transferred."""
+
+    kept_bytes: int
+    received_bytes: int
+    """Bytes of all responses' bodies, retries and gaps included."""
+
+    requests: int
+    retried: int
+    complete: bool
+    """Whether the subset is ready; not while other parts are at work."""
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """One process at a time in the short stretches that several parts share."""
+    with open(directory / ".lock", "a") as file:
+        with contextlib.suppress(OSError):  # a file system without locks: atomic renames still hold
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def default_shard_instances(instance_bytes: int) -> int:
+    """Instances in a shard of about 1 GiB."""
+    return max(SHARD_BYTES // instance_bytes, 1)
+
+
+class SubsetFetch:
+    """One folder being filled.
+
+    :param manifest: the surveyed source.
+    :param instances: how many of the order's first instances the subset shall hold.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        manifest: SourceManifest,
+        *,
+        instances: int,
+        seed: int,
+        epoch: int = 0,
+        locations: dict[str, str] | None = None,
+        shard_instances: int | None = None,
+        options: FetchOptions | None = None,
+        stores: Stores | None = None,
+    ) -> None:
+        self.directory, self.manifest = Path(directory), manifest
+        self.instances, self.seed, self.epoch = instances, seed, epoch
+        self.options = options or FetchOptions()
+        self.stores = stores or Stores()
+        self.order_name: str | None = None
+        self._given_index: np.ndarray | None = None
+        self.filter = RepetitionFilter()
+        self.instance_bytes = manifest.instance_bytes
+        self.shard_instances = shard_instances or default_shard_instances(self.instance_bytes)
+        self.ends = manifest.ends
+        self.files = manifest.remote(locations)
+        first_of_path: dict[str, int] = {}
+        self.first_entries = [first_of_path.setdefault(file.path, k) for k, file in enumerate(manifest.files)]
+        if manifest.dtype != "uint32":
+            raise InputError(f"a subset holds uint32, the source {manifest.name!r} {manifest.dtype}")
+        if not 1 <= instances <= manifest.instances:
+            raise InputError(
+                f"{instances:,} instances of {manifest.instances:,} in the source {manifest.name!r}",
+                right=f"1 to {manifest.instances:,} ({manifest.instances * manifest.sequence_length:,} tokens)",
+            )
+        if not 1 <= self.options.part <= self.options.parts:
+            raise InputError(f"part {self.options.part}/{self.options.parts}", right="1/n to n/n")
+
+    def use_index(self, values: np.ndarray) -> None:
+        """Take a given order in place of the official one.
+
+        Where its beginning is the official order's it is called that; else the hash of its beginning names it.
+        """
+        beginning = values[: min(NAMED_BY, len(values))]
+        self._given_index = values
+        if not self._is_official(beginning):
+            self.order_name = f"index {hashlib.sha256(beginning.tobytes()).hexdigest()[:16]}"
+
+    def _is_official(self, beginning: np.ndarray) -> bool:
+        total = self.manifest.instances
+        count = min(len(beginning), total)
+        official = first_of_order(total, count, seed=self.seed, epoch=self.epoch)
+        return bool(np.array_equal(official, beginning[:count]))
+
+    # -- what is fetched ------------------------------------------------------------------------------------------
+
+    @property
+    def num_shards(self) -> int:
+        return -(-self.instances // self.shard_instances)
+
+    def shard_size(self, shard: int) -> int:
+        """Instances that a shard shall hold."""
+        return min(self.shard_instances, self.instances - shard * self.shard_instances)
+
+    def _plan(self) -> dict[str, Any]:
+        return {
+            "source": self.manifest.fingerprint,
+            "seed": self.seed,
+            "epoch": self.epoch,
+            "order": self.order_name,
+            "shard_instances": self.shard_instances,
+            "instance_filter": self.filter.to_json(),
+            "instances": self.instances,
+        }
+
+    def prepare(self) -> None:
+        """Check the folder against what is asked for; make source.json, plan.json and index.npy."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with locked(self.directory):
+            path, plan = self.directory / PLAN_NAME, self._plan()
+            if path.exists():
+                before = json.loads(path.read_text())
+                for key, value in plan.items():
+                    if key != "instances" and before[key] != value:
+                        raise InputError(
+                            f"holds a subset of another {key} ({before[key]}, asked for: {value})",
+                            where=str(self.directory),
+                            right="another folder",
+                        )
+                if before["instances"] > self.instances:
+                    raise InputError(
+                        f"holds, or is getting, {before['instances']:,} instances, more than {self.instances:,}",
+                        where=str(self.directory),
+                        right="ask for as many (a subset may grow), or another folder",
+                    )
+            elif any(self.directory.glob("shard-*")):
+                raise InputError("holds shards without a plan", where=str(self.directory), right="an empty folder")
+            if not (self.directory / SOURCE_NAME).exists():
+                write_atomically(self.directory / SOURCE_NAME, self.manifest.dump())
+            self._prepare_index()
+            write_atomically(path, json.dumps(plan, indent=1) + "\n")
+
+    def _prepare_index(self) -> None:
+        path = self.directory / INDEX_NAME
+        if path.exists() and len(np.load(path, mmap_mode="r")) >= self.instances:
+            return
+        if self._given_index is not None:
+            values = np.asarray(self._given_index[: self.instances])
+        else:
+            total = self.manifest.instances
+            with Progress("order", 1.0, show=lambda share: f"{share:.0%}", quiet=self.options.quiet) as progress:
+                values = first_of_order(total, self.instances, seed=self.seed, epoch=self.epoch, progress=progress.to)
+        aside = path.with_name(f".{path.name}.{os.getpid()}.aside")
+        with open(aside, "wb") as file:
+            np.save(file, values.astype(np.uint32))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+
+    # -- fetching -------------------------------------------------------------------------------------------------
+
+    def run(self) -> FetchReport:
+        """Fetch this part's shards; write the subset's manifest if they were the last.
+
+        :raises WorkError: one clear error; what was finished stays and the next call goes on from there.
+        """
+        self.prepare()
+        self.index = np.load(self.directory / INDEX_NAME, mmap_mode="r")
+        mine = [k for k in range(self.num_shards) if k % self.options.parts == self.options.part - 1]
+        states = {k: self._resume(k) for k in mine}
+        todo = sum(self.shard_size(k) - done for k, done in states.items())
+        if todo:
+            asyncio.run(self._fetch(states))
+        complete = self._finish()
+        return FetchReport(
+            instances=self.instances,
+            fetched=todo,
+            kept_bytes=todo * self.instance_bytes,
+            received_bytes=self.stores.received_bytes,
+            requests=self.stores.requests,
+            retried=self.stores.retried,
+            complete=complete,
+        )
+
+    def _file(self, shard: int, ending: str) -> Path:
+        return self.directory / f"shard-{shard:05d}.{ending}"
+
+    def _finished(self, shard: int) -> Shard | None:
+        """A finished shard with its count, or nothing."""
+        path = self._file(shard, "json")
+        try:
+            found = Shard(**json.loads(path.read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+        try:
+            sizes = [self._file(shard, ending).stat().st_size for ending in ("bin", "mask")]
+        except OSError:
+            return None
+        return found if sizes[0] >= found.instances * self.instance_bytes and sizes[1] >= found.instances else None
+
+    def _resume(self, shard: int) -> int:
+        """Instances of a shard that need not be fetched, with its `.part` files made fit to append to."""
+        finished = self._finished(shard)
+        if finished is not None and finished.instances >= self.shard_size(shard):
+            return self.shard_size(shard)
+        try:
+            done = int(json.loads(self._file(shard, "progress").read_text())["instances"])
+            if done == self.shard_size(shard) and self._finish_interrupted(shard):
+                return done
+            sizes = [self._file(shard, f"{ending}.part").stat().st_size for ending in ("bin", "mask")]
+            if sizes[0] < done * self.instance_bytes or sizes[1] < done:
+                done = 0
+        except (OSError, ValueError, KeyError, TypeError):
+            done = 0
+        if done == 0 and finished is not None:
+            done = finished.instances
+            for ending in ("bin", "mask"):
+                shutil.copyfile(self._file(shard, ending), self._file(shard, f"{ending}.part"))
+        for ending, size in (("bin", self.instance_bytes), ("mask", 1)):
+            with open(self._file(shard, f"{ending}.part"), "ab") as file:
+                file.truncate(done * size)
+                os.fsync(file.fileno())
+        self._write_progress(shard, done)
+        return done
+
+    def _finish_interrupted(self, shard: int) -> bool:
+        """Finish a shard that a kill has left with all its bytes, renamed or not."""
+        count = self.shard_size(shard)
+        found = []
+        for ending, size in (("bin", self.instance_bytes), ("mask", 1)):
+            part, final = self._file(shard, f"{ending}.part"), self._file(shard, ending)
+            path = part if part.exists() else final
+            if not path.exists() or path.stat().st_size != count * size:
+                return False
+            found.append(path)
+        self._finish_shard(shard, sha256_of_file(found[0]))
+        return True
+
+    def _write_progress(self, shard: int, done: int) -> None:
+        write_atomically(self._file(shard, "progress"), json.dumps({"instances": done}))
+
+    def _windows(self, states: dict[int, int]) -> Iterator[tuple[int, int, int]]:
+        """(shard, first row, end row) of everything to be fetched, in order."""
+        rows = max(self.options.memory // WINDOWS_AT_ONCE // self.instance_bytes, 1)
+        for shard, done in states.items():
+            for first in range(done, self.shard_size(shard), rows):
+                yield shard, first, min(first + rows, self.shard_size(shard))
+
+    async def _fetch(self, states: dict[int, int]) -> None:
+        """Read windows ahead of the one being written; requests of several windows share the connections."""
+        gate = asyncio.Semaphore(self.options.concurrency)
+        windows = self._windows(states)
+        total = sum(self.shard_size(shard) for shard in states) * self.instance_bytes
+        already = sum(states.values()) * self.instance_bytes
+        pending: list[tuple[tuple[int, int, int], asyncio.Task[np.ndarray]]] = []
+        with Progress("fetch", total, show=format_bytes, quiet=self.options.quiet, begin_at=already) as progress:
+
+            def start_next() -> None:
+                window = next(windows, None)
+                if window is not None:
+                    pending.append((window, asyncio.create_task(self._read_window(window, gate, progress))))
+
+            try:
+                for _ in range(WINDOWS_AT_ONCE - 1):
+                    start_next()
+                digest: tuple[int, Any] | None = None
+                while pending:
+                    window, task = pending.pop(0)
+                    content = await task
+                    start_next()
+                    digest = await asyncio.to_thread(self._append, window, content, digest)
+            finally:
+                for _, task in pending:
+                    task.cancel()
+                await asyncio.gather(*(task for _, task in pending), return_exceptions=True)
+
+    async def _read_window(self, window: tuple[int, int, int], gate: asyncio.Semaphore, progress: Progress) -> Any:
+        shard, first, end = window
+        begin = shard * self.shard_instances
+        wanted = np.asarray(self.index[begin + first : begin + end])
+        requests = plan_requests(
+            wanted, ends=self.ends, first_entries=self.first_entries, instance_bytes=self.instance_bytes
+        )
+        content = np.empty((end - first, self.instance_bytes), dtype=np.uint8)
+        queue = iter(requests)
+
+        async def work() -> None:
+            for request in queue:
+                async with gate:
+                    await self._read_request(request, content)
+                progress.add(len(request.rows) * self.instance_bytes)
+
+        workers = [asyncio.create_task(work()) for _ in range(min(self.options.concurrency, len(requests)))]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+        return content
+
+    async def _read_request(self, request: Request, content: np.ndarray) -> None:
+        vocabulary = self.manifest.vocabulary_size
+
+        def check(body: memoryview) -> None:
+            if vocabulary is None:
+                return
+            for offset in request.offsets:
+                tokens = np.frombuffer(body, np.uint32, self.instance_bytes // 4, offset)
+                if tokens.max() >= vocabulary:
+                    at = int(np.argmax(tokens >= vocabulary))
+                    place = request.start + offset + 4 * at
+                    raise ValueError(f"id {tokens[at]} at offset {place} is beyond the vocabulary of {vocabulary:,}")
+
+        body = await self.stores.read(self.files[request.entry], request.start, request.end, check)
+        whole = np.frombuffer(body, np.uint8)
+        for row, offset in zip(request.rows, request.offsets, strict=True):
+            content[row] = whole[offset : offset + self.instance_bytes]
+
+    def _append(self, window: tuple[int, int, int], content: np.ndarray, digest: tuple[int, Any] | None) -> Any:
+        """Write a window behind its shard, then say so; finish the shard with its last window.
+
+        :param digest: shard and running sha256 where the shard was begun by this call.
+        """
+        shard, first, end = window
+        kept = np.fromiter((self.filter.keeps(row.view(np.uint32)) for row in content), np.uint8, len(content))
+        for ending, data in (("bin", content), ("mask", kept)):
+            with open(self._file(shard, f"{ending}.part"), "ab") as file:
+                if file.tell() != first * (self.instance_bytes if ending == "bin" else 1):
+                    raise WorkError(f"{file.name}: another process is writing here; run every part once")
+                file.write(data.reshape(-1).data)
+                file.flush()
+                os.fsync(file.fileno())
+        self._write_progress(shard, end)
+        running = digest[1] if digest is not None and digest[0] == shard else None
+        if running is None:
+            running = hashlib.sha256()
+            if first:
+                with open(self._file(shard, "bin.part"), "rb") as file:
+                    for block in _blocks(file, first * self.instance_bytes):
+                        running.update(block)
+        running.update(content.reshape(-1).data)
+        if end == self.shard_size(shard):
+            self._finish_shard(shard, running.hexdigest())
+        return shard, running
+
+    def _finish_shard(self, shard: int, sha256: str) -> None:
+        part = self._file(shard, "mask.part")
+        mask = (part if part.exists() else self._file(shard, "mask")).read_bytes()
+        found = Shard(
+            file=self._file(shard, "bin").name,
+            instances=self.shard_size(shard),
+            sha256=sha256,
+            mask_sha256=hashlib.sha256(mask).hexdigest(),
+            kept=mask.count(1),
+        )
+        # A shard that replaces its shorter self begins with it: the old count and hash stay true in between.
+        for ending in ("bin", "mask"):
+            with contextlib.suppress(FileNotFoundError):  # renamed before a kill
+                os.replace(self._file(shard, f"{ending}.part"), self._file(shard, ending))
+        sync_directory(self.directory)
+        write_atomically(self._file(shard, "json"), json.dumps(asdict(found)) + "\n")
+        self._file(shard, "progress").unlink(missing_ok=True)
+
+    def _finish(self) -> bool:
+        """Write `subset.json` if every shard is there."""
+        with locked(self.directory):
+            shards = [self._finished(k) for k in range(self.num_shards)]
+            complete = [
+                found for k, found in enumerate(shards) if found is not None and found.instances == self.shard_size(k)
+            ]
+            if len(complete) < self.num_shards:
+                return False
+            manifest = SubsetManifest(
+                source_name=self.manifest.name,
+                source_fingerprint=self.manifest.fingerprint,
+                source_instances=self.manifest.instances,
+                order_seed=self.seed,
+                order_epoch=self.epoch,
+                order_name=self.order_name,
+                instances=self.instances,
+                sequence_length=self.manifest.sequence_length,
+                vocabulary_size=self.manifest.vocabulary_size,
+                tokenizer=self.manifest.tokenizer,
+                shard_instances=self.shard_instances,
+                instance_filter=self.filter.to_json(),
+                index_sha256=hashlib.sha256(np.asarray(self.index[: self.instances]).tobytes()).hexdigest(),
+                shards=complete,
+            )
+            write_atomically(self.directory / MANIFEST_NAME, manifest.dump())
+        return True
+
+
+def _blocks(file: Any, num_bytes: int) -> Iterator[bytes]:
+    while num_bytes > 0 and (block := file.read(min(num_bytes, 1 << 20))):
+        num_bytes -= len(block)
+        yield block
