@@ -306,6 +306,25 @@ def test_runs_stay_within_the_tokens_that_their_subset_is_named_after():
         assert tokens - 2 * length.tokens_per_step < length.tokens <= tokens + length.excess_tokens, path
 
 
+def test_validation_files_are_those_that_eval_prepare_fetches():
+    from olmo_ext.evals.prepare import FILES
+
+    prepared = {f"data/eval/{file.name}" for file in FILES}
+    for path in (CONFIGS / "hourglass/113m-conventional.yaml", CONFIGS / "tapered/440m-uniform.yaml"):
+        evaluators = loaded(path).values["evaluators"]
+        sets = next(item for item in evaluators if item["type"] == "lm")["data"]["datasets"]
+        assert len(sets) == 4
+        assert {file for files in sets.values() for file in files} <= prepared
+
+
+def test_downstream_tasks_are_in_olmos_wheel():
+    from olmo.eval.downstream import label_to_task_map
+
+    labels = [item["label"] for item in loaded(CONFIGS / "base/olmo2-1b.yaml").values["evaluators"]]
+    tasks = [label for label in labels if label != "v3-small"]
+    assert len(tasks) == 9 and not set(tasks) - set(label_to_task_map)
+
+
 def test_smoke_shapes_have_equal_non_embedding_parameters_within_half_a_percent():
     for size in ("", "-1m"):
         counts = [
