@@ -165,11 +165,7 @@ def build_language_model_evaluator(
 
 
 def build_task_evaluator(cfg: TrainConfig, config: EvaluatorConfig, tokenizer: Any, device: torch.device) -> Evaluator:
-    """:raises InputError: for a label that names none of upstream's tasks."""
-    if config.label not in label_to_task_map:
-        near = difflib.get_close_matches(config.label, label_to_task_map, n=3)
-        right = f"did you mean {' or '.join(near)}?" if near else "one of olmo.eval.label_to_task_map"
-        raise InputError(f"no downstream task {config.label!r}", where="evaluators", right=right)
+    """One of upstream's tasks, from the files in its wheel."""
     built = build_downstream_evaluator(cfg, config, tokenizer, device)
     whole = built.subset_num_batches is None and cfg.eval_subset_num_batches <= 0
     samples = getattr(built.eval_loader.dataset, "samples", None)
@@ -183,6 +179,20 @@ def build_task_evaluator(cfg: TrainConfig, config: EvaluatorConfig, tokenizer: A
     )
 
 
+def _load_tokenizer(cfg: TrainConfig) -> Any:
+    """:raises InputError: if it is not there, or is not the model's."""
+    from olmo.tokenizer import Tokenizer
+
+    try:
+        return Tokenizer.from_train_config(cfg)
+    except Exception as error:  # noqa: BLE001  (files, network and upstream's own kinds)
+        raise InputError(
+            f"tokenizer {cfg.tokenizer.identifier!r} cannot be used: {' '.join(str(error).split())[:200]}",
+            where="tokenizer.identifier",
+            right=f"downstream tasks need the tokenizer of the model's {cfg.model.vocab_size} ids, as a file",
+        ) from None
+
+
 def build_evaluators(cfg: TrainConfig, *, device: torch.device, world_size: int, rank: int) -> list[Evaluator]:
     """All evaluators of the config. The tokenizer is loaded only where a downstream task needs it: it may be a name
     that only the network knows."""
@@ -194,9 +204,10 @@ def build_evaluators(cfg: TrainConfig, *, device: torch.device, world_size: int,
                 build_language_model_evaluator(cfg, config, device=device, world_size=world_size, rank=rank)
             )
             continue
-        if tokenizer is None:
-            from olmo.tokenizer import Tokenizer
-
-            tokenizer = Tokenizer.from_train_config(cfg)
+        if config.label not in label_to_task_map:
+            near = difflib.get_close_matches(config.label, label_to_task_map, n=3)
+            right = f"did you mean {' or '.join(near)}?" if near else "one of olmo.eval.label_to_task_map"
+            raise InputError(f"no downstream task {config.label!r}", where="evaluators", right=right)
+        tokenizer = tokenizer or _load_tokenizer(cfg)
         evaluators.append(build_task_evaluator(cfg, config, tokenizer, device))
     return evaluators

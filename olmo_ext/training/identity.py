@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from olmo_ext.config import RunConfig, differing_keys, load_run_config
 from olmo_ext.errors import InputError
@@ -16,10 +15,12 @@ STEADY_SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqrt_with_warmu
 def check_same_run(config: RunConfig, directory: RunDirectory, *, extend: bool) -> None:
     """Refuse to continue a folder with another model, data, optimizer, schedule, seed, batch or length.
 
+    A folder in which nothing was trained yet (an attempt that failed on its input) takes any config.
+
     :param extend: whether a longer `max_duration` is meant.
     :raises InputError: naming the differing keys with both values.
     """
-    if not directory.exists():
+    if not directory.exists() or not (directory.metrics_path.exists() or directory.checkpoints.exists()):
         return
     stored = load_run_config(directory.config_path, check_budget_too=False)
     differences = differing_keys(config.identity(), stored.identity())
@@ -61,21 +62,3 @@ def check_extension(config: RunConfig, stored: RunConfig, where: Path) -> None:
 
 def _amount(duration: int | str) -> int:
     return duration if isinstance(duration, int) else int(duration.removesuffix("ep").removesuffix("T"))
-
-
-def check_same_data(fingerprint: Any, stored: Any, where: Path) -> None:
-    """Refuse to continue on other data, or on the same files in another order.
-
-    :raises InputError: if both fingerprints are known and differ.
-    """
-    if stored is None or fingerprint is None or fingerprint == stored:
-        return
-    raise InputError(
-        f"the data is not what this run was trained on (fingerprint {_short(stored)}, now {_short(fingerprint)})",
-        where=str(where),
-        right="files may move, but their content, their order and the settings must stay",
-    )
-
-
-def _short(fingerprint: Any) -> str:
-    return str(fingerprint)[:16]
