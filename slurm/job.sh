@@ -64,7 +64,7 @@ address_of() {
   if getent hosts "$1" >/dev/null; then printf '%s' "$1"; return 0; fi
   address=$(scontrol show node "$1" | sed -n 's/.*NodeAddr=\([^ ]*\).*/\1/p')
   if [ -z "$address" ] || { [[ ! "$address" =~ ^[0-9.]+$ ]] && ! getent hosts "$address" >/dev/null; }; then
-    say "node $1 has no address: its name does not resolve, and neither does its NodeAddr '$address'" >&2
+    printf '%s' "node $1 has no address: its name does not resolve, nor does its NodeAddr '$address'"
     return 1
   fi
   printf '%s' "$address"
@@ -80,7 +80,7 @@ export_end_time() {
 }
 
 run_attempt() {
-  local begin end node nodes addresses address plan verdict element
+  local begin end node nodes name addresses address reason plan verdict element
   prepare_shell
   for tool in srun scontrol squeue; do
     command -v "$tool" >/dev/null || stop "no $tool on PATH ($PATH): add Slurm's folder in site.env" 2
@@ -97,14 +97,15 @@ run_attempt() {
   node=$(entry_path node.py)
 
   addresses=
-  nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST") || stop "scontrol cannot read the list $SLURM_JOB_NODELIST"
+  reason=
+  nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST") || reason="scontrol cannot read the list $SLURM_JOB_NODELIST"
   for name in $nodes; do
-    address=$(address_of "$name") || exit 1
+    address=$(address_of "$name") || reason=$address
     addresses=${addresses:+$addresses,}$address
   done
 
-  say "attempt $attempt of $run_directory on $SLURM_JOB_NODELIST, $world_size ranks, rendezvous ${addresses%%,*}:$port"
-  if [ "$warned$terminated" = 00 ]; then
+  [ -n "$reason" ] || say "attempt $attempt of $run_directory on $SLURM_JOB_NODELIST, $world_size ranks, rendezvous ${addresses%%,*}:$port"
+  if [ "$warned$terminated" = 00 ] && [ -z "$reason" ]; then
     # cpus-per-task is not inherited by steps since Slurm 22.05.
     PYTHONPATH="${code:+$code:}${PYTHONPATH:-}" srun --kill-on-bad-exit=1 --nodes="$SLURM_JOB_NUM_NODES" \
       --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \
@@ -117,7 +118,8 @@ run_attempt() {
     child=
   fi
 
-  verdict=$(run_python "$end" "$run_directory" --attempt "$attempt" --warned "$warned" --terminated "$terminated") || exit 1
+  verdict=$(run_python "$end" "$run_directory" --attempt "$attempt" --warned "$warned" --terminated "$terminated" \
+    --reason "$reason") || exit 1
   eval "$verdict"
   say "$message"
   if [ "$verdict" = requeue ]; then

@@ -12,6 +12,7 @@ from typing import Any
 from olmo_ext.rundir import RunDirectory, RunState
 
 TAIL_BYTES = 1 << 16
+TORCHRUN_REPORT = "torch/distributed/elastic/multiprocessing/api.py"
 RATE_ROWS = 50
 """Rows over which speed is averaged."""
 
@@ -103,6 +104,10 @@ def newest_log(directory: RunDirectory) -> Path | None:
 
 
 def failure_lines(directory: RunDirectory, count: int = 5) -> Sequence[str]:
-    """The last lines of the newest log, for a run that failed."""
+    """The last lines of the newest log, for a run that failed, without torchrun's own report of it."""
     log = newest_log(directory)
-    return last_lines(log, count) if log else []
+    if log is None:
+        return []
+    lines = last_lines(log, 1000)
+    ends = [index for index, line in enumerate(lines) if TORCHRUN_REPORT in line]
+    return lines[: ends[0] if ends else None][-count:]

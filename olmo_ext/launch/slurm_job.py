@@ -74,9 +74,9 @@ def gpus_on_node(environment: Mapping[str, str]) -> int:
 
     :raises InputError: if Slurm gave none.
     """
-    given = environment.get("NPROC_PER_NODE") or environment.get("SLURM_GPUS_ON_NODE")
-    if not given:
-        given = environment.get("SLURM_GPUS_PER_NODE", "").rpartition(":")[2]
+    # What was asked for: on a node taken --exclusive, SLURM_GPUS_ON_NODE counts all that it has.
+    given = environment.get("NPROC_PER_NODE") or environment.get("SLURM_GPUS_PER_NODE", "").rpartition(":")[2]
+    given = given or environment.get("SLURM_GPUS_ON_NODE", "")
     if not given.isdigit() or not int(given):
         raise InputError(
             "the job has no GPUs", where="environment", right="keep --gpus-per-node, or set NPROC_PER_NODE"
@@ -193,7 +193,9 @@ def begin(arguments: Sequence[str]) -> str:
     if arguments and arguments[0].startswith("--launched="):
         directory, code, planned = _launched_run(Path(arguments[0].partition("=")[2]), environment)
         if planned != world_size:
-            raise InputError(f"the job has {world_size} GPUs, {planned} were planned", right="launch again")
+            error = InputError(f"the job has {world_size} GPUs, {planned} were planned", right="launch again")
+            _fail(directory, str(error))
+            raise error
     else:
         directory, code = _run_by_hand(arguments, environment, gpus)
     state = directory.read_state()
@@ -209,11 +211,12 @@ def begin(arguments: Sequence[str]) -> str:
         state.status, state.reason = "pending", ""  # an earlier attempt's; this one has not failed yet
     state.slurm_job = slurm_job()
     directory.write_state(state)
-    record(directory, "begin", step=state.step, attempt=state.attempt + 1, nodes=environment["SLURM_JOB_NODELIST"])
+    attempt, nodes = state.attempt + 1, environment["SLURM_JOB_NODELIST"]
+    record(directory, "begin", step=state.step, attempt=attempt, nodes=nodes, port=port)
     return shell(
         verdict="run",
         run_directory=directory.path.absolute(),
-        attempt=state.attempt + 1,
+        attempt=attempt,
         port=port,
         world_size=world_size,
         gpus=gpus,
@@ -266,8 +269,11 @@ def end(arguments: Sequence[str]) -> str:
     parser.add_argument("--attempt", type=int, required=True)
     parser.add_argument("--warned", type=int, default=0)
     parser.add_argument("--terminated", type=int, default=0)
+    parser.add_argument("--reason", default="", help="Why the batch shell could not start the attempt.")
     given = parser.parse_args(arguments)
     directory = RunDirectory(given.run_directory)
+    if given.reason:
+        _fail(directory, given.reason)
     verdict, status, message = verdict_after(
         directory, attempt=given.attempt, warned=bool(given.warned), terminated=bool(given.terminated)
     )

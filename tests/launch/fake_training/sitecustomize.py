@@ -6,6 +6,7 @@ is the length of a step. A step counts as saved when it is done.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -34,6 +35,7 @@ def train(config, *, run_directory, progress=None, extend=False, stop=None):
         directory.write_state(state)
         directory.append_metrics(MetricsRow(kind="attempt", attempt=state.attempt, step=state.step, time=time.time()))
         (directory.path / "world_size").write_text(str(world))
+        (directory.path / "environment").write_text(json.dumps(dict(os.environ)))
         with open(directory.path / "processes", "a") as file:
             file.write(f"{os.getpid()}\n")
     for step in range(state.step + 1, steps + 1):
