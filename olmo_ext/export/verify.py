@@ -183,6 +183,6 @@ def compare_tokenizer(folder: Path, encode: Callable[[str], list[int]]) -> None:
 
     text = "def f(x):\n    return x  # naïve – 12,345 apples\n\n"
     with _quiet():
-        found = AutoTokenizer.from_pretrained(folder).encode(text, add_special_tokens=False)
+        found = AutoTokenizer.from_pretrained(folder, trust_remote_code=True).encode(text, add_special_tokens=False)
     if found != encode(text):
         raise MismatchError("the folder's tokenizer gives other ids than the run's")

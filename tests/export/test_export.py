@@ -51,7 +51,7 @@ def test_generation_with_left_padding_continues_as_the_run_does(kind, exported):
     run, folder = exported(kind)
     model, _ = load_model_from_run(run)
     loaded = load_auto(folder, trust_remote_code=True)
-    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left", trust_remote_code=True)
     batch = tokenizer(["def export(", "return the folder of a run"], return_tensors="pt", padding=True)
     assert batch["attention_mask"].min() == 0
     generated = loaded.generate(**batch, max_new_tokens=6, min_new_tokens=6, do_sample=False)
