@@ -451,6 +451,8 @@ class SubsetFetch:
                 shards=complete,
             )
             write_atomically(self.directory / MANIFEST_NAME, manifest.dump())
+            for leftover in self.directory.glob(".*.aside"):  # of processes that were killed inside a write
+                leftover.unlink(missing_ok=True)
         return True
 
 
