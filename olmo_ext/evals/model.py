@@ -159,7 +159,10 @@ def load_hugging_face(folder: Path, *, device: str = "cpu", precision: str = "fp
     """
     import transformers
 
+    from olmo_ext.export.hf import register
+
     transformers.logging.set_verbosity_error()
+    register()
     try:
         module = transformers.AutoModelForCausalLM.from_pretrained(
             folder, local_files_only=True, trust_remote_code=trust, dtype=torch.float32

@@ -47,11 +47,15 @@ def _inner_projection(mlp: nn.Module) -> nn.Module | None:
 
 
 def _shaped(block: Any, norm_after: bool) -> LayerTap:
+    """Our blocks and our exported layers, which name their norms in Hugging Face's way."""
+    exported = hasattr(block, "sub_mlp_norms")
+    norms = block.sub_mlp_norms if exported else block.ff_norms
+    attention_norm = block.attention_norm if exported else block.attn_norm
     parts = [
         FFNTap(residual=mlp if norm_after else norm, update=norm if norm_after else mlp, inner=_inner_projection(mlp))
-        for norm, mlp in zip(block.ff_norms, block.sub_mlps, strict=True)
+        for norm, mlp in zip(norms, block.sub_mlps, strict=True)
     ]
-    return LayerTap(block=block, attention=block.attn_norm if norm_after else block.attention, ffn=tuple(parts))
+    return LayerTap(block=block, attention=attention_norm if norm_after else block.attention, ffn=tuple(parts))
 
 
 def _sequential(block: Any, norm_after: bool) -> LayerTap:
@@ -84,7 +88,7 @@ def _has(*names: str) -> Callable[[Any], bool]:
 
 def _tap(block: Any, norm_after: bool) -> LayerTap | None:
     """The layer's tap by the names of its modules; the more particular architecture is asked for first."""
-    if _has("sub_mlps", "ff_norms", "attention", "attn_norm")(block):
+    if _has("sub_mlps", "ff_norms", "attention", "attn_norm")(block) or _has("sub_mlps", "sub_mlp_norms")(block):
         return _shaped(block, norm_after)
     if _has("ff_proj", "ff_out", "ff_norm", "attn_norm", "attn_out")(block):
         return _sequential(block, norm_after)

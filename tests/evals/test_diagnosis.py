@@ -216,3 +216,35 @@ def test_the_table_and_the_plot_show_every_layer_and_sub_mlp(tmp_path: Any) -> N
     write_plot(found, tmp_path / "plot.html", title="hand-made")
     page = (tmp_path / "plot.html").read_text()
     assert "rho_mlp" in page and '<script src="http' not in page
+
+
+@pytest.mark.parametrize("norm_after", [False, True])
+def test_our_blocks_are_read_sub_mlp_by_sub_mlp(norm_after: bool) -> None:
+    """A tapered hourglass: three sub-MLPs a layer, other widths in every layer."""
+    from olmo_ext.config import load_run_config
+    from olmo_ext.upstream import build_model
+
+    section = {"d_model": 32, "n_heads": 4, "n_layers": 3, "norm_after": norm_after, "max_sequence_length": 64}
+    section |= {"vocab_size": 60, "embedding_size": 64, "eos_token_id": 0, "pad_token_id": 1, "init_std": 0.3}
+    section |= {"rope": True, "include_bias": False, "layer_norm_type": "rms", "activation_type": "swiglu"}
+    section |= {f"{name}_dropout": 0.0 for name in ("attention", "residual", "embedding")}
+    taper = {"schedule": "linear", "start": 1.5, "end": 0.5, "multiple_of": 4}
+    section["ffn"] = {"type": "hourglass", "d_ff": 24, "num_sub_mlps": 3, "taper": taper}
+    module = build_model(load_run_config({"model": section}), seed=0).eval()
+    batches = ids(60)
+    found = diagnose(EvaluatedModel(module, max_sequence_length=64), batches)
+    assert [[part["d_ff"] for part in layer["sub_mlps"]] for layer in found["layers"]] == [[36] * 3, [24] * 3, [12] * 3]
+    x = module.transformer.wte(batches[0])
+    block = module.transformer.blocks[0]
+    with torch.no_grad():
+        end, _ = block(x)
+        # The second sub-MLP from the stream that it meets.
+        middle = x + (block.attn_norm(block.attention(x)[0]) if norm_after else block.attention(block.attn_norm(x))[0])
+        rho = []
+        for norm, mlp in zip(block.ff_norms, block.sub_mlps, strict=True):
+            update = norm(mlp(middle)) if norm_after else mlp(norm(middle))
+            rho.append(float(torch.cosine_similarity(update, middle, dim=-1).mean()))
+            middle = middle + update
+        torch.testing.assert_close(middle, end)
+    one = diagnose(EvaluatedModel(module, max_sequence_length=64), batches[:1])
+    assert [part["rho"] for part in one["layers"][0]["sub_mlps"]] == pytest.approx(rho, abs=1e-5)

@@ -57,7 +57,9 @@ def test_rows_of_a_run_land_in_its_folder_and_a_second_evaluation_replaces_them(
     shown = call(
         evaluate, run.path, "--tasks", "perplexity,copa,niah_single_1", "--depths", "0,1", "--needle-samples", 1
     )
-    assert "validation  CrossEntropyLoss" in shown and "copa" in shown
+    assert [line.split()[:2] for line in shown.splitlines()[2:5]] == [
+        ["validation", name] for name in ("CrossEntropyLoss", "Perplexity", "BitsPerByte")
+    ]
     perplexity, downstream, needle = (rows_of(run, family) for family in ("perplexity", "downstream", "needle"))
     assert [row["metric"] for row in perplexity] == ["CrossEntropyLoss", "Perplexity", "BitsPerByte"]
     assert {"task", "task_version", "metric", "value", "stderr", "items", "step", "checkpoint_sha256"} <= set(
