@@ -175,12 +175,33 @@ def test_the_default_softmax_attention_beside_gated_layers_is_stock(built):
     assert [type(block) for block in blocks] == [OLMoSequentialBlock, ShapedBlock, OLMoSequentialBlock]
 
 
-def test_stock_blocks_of_another_head_size_keep_their_own_rotary_table(built, tokens):
-    """Same width, other heads: one shared table would turn the wrong pairs, or crash."""
-    mixed = built(attention={"n_heads": [4, 2, 4], "head_dim": 8}, n_heads=4, ffn=HOURGLASS)
-    other = built(n_heads=2, ffn={"d_ff": 32}).transformer.blocks[0]
-    assert mixed(tokens).logits.isfinite().all()
-    assert other.config.d_model // other.config.n_heads == 16
+def test_stock_blocks_of_another_head_size_than_the_models_use_its_rotary_table(built, tokens):
+    """OLMo's table is shared under one name and sized by the model's own heads."""
+    from olmo.model import OLMoSequentialBlock
+
+    other = built(n_heads=4, attention={"n_heads": 2, "head_dim": 16})
+    expected = built(n_heads=2)
+    assert all(type(block) is OLMoSequentialBlock for block in other.transformer.blocks)
+    assert torch.equal(other(tokens).logits, expected(tokens).logits)
+
+
+def test_layers_of_two_head_sizes_in_one_model_keep_apart(built, tokens):
+    """A config has one head_dim; a shape may have several."""
+    import dataclasses
+
+    from olmo_ext.upstream.model import build_from_model_config, shape_to_dict
+
+    model = built(attention={"head_dim": 12}, ffn=HOURGLASS)
+    shape = model.config.model_shape
+    layers = list(shape.layers)
+    layers[1] = dataclasses.replace(layers[1], attention=dataclasses.replace(layers[1].attention, head_dim=6))
+    mixed_shape = dataclasses.replace(shape, layers=tuple(layers))
+    mixed = build_from_model_config(dataclasses.replace(model.config, shape=shape_to_dict(mixed_shape)))
+    x = torch.randn(2, 11, 32)
+    for block in mixed.transformer.blocks:
+        found, _ = block.attention(x)
+        torch.testing.assert_close(found.double(), reference(block.attention, x.double()), rtol=1e-5, atol=1e-6)
+    assert [block.attention.spec.head_dim for block in mixed.transformer.blocks] == [12, 6, 12]
 
 
 def test_alibi_with_another_head_count_is_refused(built):
