@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from olmo_ext.config import RunConfig
 from olmo_ext.errors import InputError
+from olmo_ext.upstream.compile import CompileReport, compile_blocks
 from olmo_ext.upstream.model import build_model
 
 TIMEOUT = datetime.timedelta(minutes=30)
@@ -86,22 +87,25 @@ def any_rank(flag: bool, ranks: Ranks) -> bool:
     return bool(tensor.item())
 
 
-def build_wrapped_model(config: RunConfig, cfg: TrainConfig, ranks: Ranks) -> tuple[Any, Any]:
-    """The model and its DDP or FSDP wrapper, with initial weights that depend on the seed alone.
+def build_wrapped_model(config: RunConfig, cfg: TrainConfig, ranks: Ranks) -> tuple[Any, Any, CompileReport | None]:
+    """The model, its DDP or FSDP wrapper, and what was compiled, with initial weights that depend on the seed alone.
 
     Rank 0 draws the weights on its CPU before wrapping and the wrapper broadcasts them: upstream draws them after
     wrapping, which gives other values for FSDP than for DDP, and other values for each world size.
     """
     model: Any = build_model(config, device="cpu" if ranks.is_first else "meta")
+    report = None
     if cfg.compile is not None:
-        compile_blocks(model, cfg)
+        if model.config.block_group_size != 1:
+            raise InputError("compile works on single blocks", where="model.block_group_size", right="1")
+        report = compile_blocks(model, cfg.compile)
     model.set_activation_checkpointing(cfg.activation_checkpointing)
     if cfg.distributed_strategy == DistributedStrategy.fsdp:
         wrapper: Any = _wrap_fsdp(model, cfg, ranks)
     else:
         wrapper = _wrap_ddp(model, cfg, ranks)
     model.config.init_device = str(ranks.device)
-    return model, wrapper
+    return model, wrapper, report
 
 
 def _wrap_ddp(model: Any, cfg: TrainConfig, ranks: Ranks) -> DDP:
@@ -157,32 +161,6 @@ def _wrap_fsdp(model: Any, cfg: TrainConfig, ranks: Ranks) -> FSDP:
         sync_module_states=not on_cpu,
         **options,
     )
-
-
-def compile_blocks(model: Any, cfg: TrainConfig) -> None:
-    """Compile block by block, as upstream does, with room for as many graphs as there are shapes.
-
-    Dynamo keeps 8 versions of one `forward` and runs the rest eagerly with one warning: 16 layers of 16 widths would
-    be half compiled.
-    """
-    assert cfg.compile is not None
-    if model.config.block_group_size != 1:
-        raise InputError("compile works on single blocks", where="model.block_group_size", right="1")
-    blocks = list(model.transformer.blocks)
-    limit = max(8, 4 * len(blocks))
-    for name in ("recompile_limit", "cache_size_limit"):
-        # The first name is new in torch 2.7, where the second is its alias.
-        if hasattr(torch._dynamo.config, name):
-            setattr(torch._dynamo.config, name, max(limit, getattr(torch._dynamo.config, name)))
-    for block in blocks:
-        block.compile(**cfg.compile.asdict())
-
-
-def compiled_graphs() -> int:
-    """Graphs that dynamo has compiled in this process."""
-    from torch._dynamo.utils import counters
-
-    return int(counters["stats"].get("unique_graphs", 0))
 
 
 def effective_precision(asked: str | None, device: torch.device) -> str:

@@ -17,7 +17,7 @@ from olmo.eval import Evaluator, build_downstream_evaluator, label_to_task_map
 from torch.utils.data import DataLoader, Dataset
 
 from olmo_ext.data.loader import TokenInstances
-from olmo_ext.data.tokens import TokenReader, check_dtype, inspect_files
+from olmo_ext.data.tokens import TokenFile, TokenReader, check_dtype, inspect_files
 from olmo_ext.errors import InputError
 
 PADDING = -1
@@ -101,25 +101,35 @@ def _open_instances(cfg: TrainConfig, config: EvaluatorConfig) -> tuple[TokenIns
     section, where = config.data, f"evaluators, {config.label}"
     if bool(section.paths) == bool(section.datasets):
         raise InputError("names no data, or twice", where=where, right="data.paths or data.datasets")
-    by_label = {config.label: section.paths} if section.paths else section.datasets
+    by_label = {config.label: section.paths} if section.paths else section.datasets or {}
     vocabulary, length = cfg.model.vocab_size, cfg.model.max_sequence_length
     dtype = check_dtype(section.memmap_dtype, vocabulary, where=where)
-    groups, files = [], []
+    groups: list[tuple[str, int]] = []
+    files: list[TokenFile] = []
     for label in sorted(by_label):
         found = inspect_files(by_label[label], dtype=dtype, sequence_length=length, vocabulary_size=vocabulary)
         groups.append((label, sum(file.num_instances for file in found)))
         files += found
-    options = {"dtype": dtype, "sequence_length": length, "vocabulary_size": vocabulary}
-    reader = TokenReader([file.path for file in files], [file.num_instances for file in files], **options)
+    reader = _reader(files, dtype=dtype, length=length, vocabulary=vocabulary)
     masks = None
     if section.label_mask_paths:
-        mask_options = {"dtype": np.dtype(np.uint8), "sequence_length": length, "vocabulary_size": 2}
-        found = inspect_files(section.label_mask_paths, **mask_options)
+        byte = np.dtype(np.uint8)
+        found = inspect_files(section.label_mask_paths, dtype=byte, sequence_length=length, vocabulary_size=2)
         if [file.num_instances for file in found] != [file.num_instances for file in files]:
             raise InputError("label masks of other lengths than the token files", where=where)
-        masks = TokenReader([file.path for file in found], [file.num_instances for file in found], **mask_options)
+        masks = _reader(found, dtype=byte, length=length, vocabulary=2)
     pad = cfg.model.pad_token_id if section.generate_attention_mask else None
     return TokenInstances(reader, label_masks=masks, attention_mask_for=pad), groups
+
+
+def _reader(files: list[TokenFile], *, dtype: np.dtype, length: int, vocabulary: int) -> TokenReader:
+    return TokenReader(
+        [file.path for file in files],
+        [file.num_instances for file in files],
+        dtype=dtype,
+        sequence_length=length,
+        vocabulary_size=vocabulary,
+    )
 
 
 def batches_of_rank(indices: list[int], *, batch_size: int, world_size: int, rank: int) -> Iterator[list[int]]:

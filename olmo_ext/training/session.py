@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gzip
-import json
 import logging
-import os
 import time
 import traceback
 from contextlib import ExitStack
@@ -23,28 +21,26 @@ from olmo_ext.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, InputError, Ol
 from olmo_ext.rundir import RunDirectory, RunState
 from olmo_ext.schedule import batch_per_rank, learning_rate_warnings, run_length
 from olmo_ext.training import checkpoint as files
-from olmo_ext.training import metrics as lines
+from olmo_ext.training import reporting as lines
 from olmo_ext.training import wandb_run
 from olmo_ext.training.distributed import (
     Ranks,
     agree,
     any_rank,
     build_wrapped_model,
-    compiled_graphs,
     effective_precision,
 )
 from olmo_ext.training.evaluators import build_evaluators
 from olmo_ext.training.profiling import torch_profiler
 from olmo_ext.training.provenance import build_provenance, processor_name, shape_json, slurm_job
+from olmo_ext.training.recording import Recording
 from olmo_ext.training.restore import Restorer
+from olmo_ext.training.saving import Saver
 from olmo_ext.training.signals import StopRequest, TimeLimit, scheduler_end_time
-from olmo_ext.training.state import gather, gather_random_state
+from olmo_ext.upstream.compile import CompileReport
 from olmo_ext.upstream.training import RunTrainer, loop_settings, train_config
 
 log = logging.getLogger("olmo_ext.training")
-
-ASSUMED_WRITE_RATE = 200e6
-"""Bytes per second, before a save was measured."""
 
 HEARTBEAT_SECONDS = 15.0
 
@@ -67,16 +63,16 @@ class Session:
         self.state = RunState()
         self.store = files.CheckpointStore(directory.checkpoints, report=self.say)
         self.reporter: lines.Reporter | None = None
-        self.throughput = lines.Throughput()
+        self.wandb_run: Any = wandb_run.NullRun()
         self.final_reason: str | None = None
         """Why the run stops for good although it is not done."""
 
         self.stop_reason: str | None = None
-        self.save_seconds: float | None = None
         self.step_seconds, self.evaluation_seconds = 0.0, 0.0
         self._began = time.monotonic()
         self._heartbeat = 0.0
         self._indices: TextIO | None = None
+        self.saver: Any = None
         self._profiler: Any = None
 
     # -- the attempt -----------------------------------------------------------------------------------------------
@@ -95,7 +91,8 @@ class Session:
                 raise
             except Exception as error:
                 log.error("%s", traceback.format_exc())
-                other = self._other_rank_failure()
+                # What a collective raises when another rank is gone is a RuntimeError.
+                other = self._other_rank_failure() if isinstance(error, RuntimeError) else None
                 self._fail(other or f"{type(error).__name__}: {error}")
                 if other:
                     raise WorkError(other) from None
@@ -120,9 +117,18 @@ class Session:
         data = data_fingerprint(values)
         length = run_length(values, instances=data["instances"], where=where)
         self.state.max_steps = length.steps
-        self._check_space()
-        self.data = data
-        own = self._own_checkpoint()
+        self.saver = Saver(
+            self.store,
+            values=values,
+            config_text=self.config.dump(),
+            num_parameters=self.config.counts.total,
+            ranks=ranks,
+            extra={"data": data, "attempt": self.state.attempt, "run_name": values["run_name"]},
+            saved=self._saved,
+        )
+        if ranks.is_first and (warning := self.saver.check_space(length.steps)):
+            self.say(f"note: {warning}")
+        own = self._own_checkpoint(data)
         if ranks.is_first:
             self._write_description(data)
             self.directory.write_state(self.state)
@@ -149,7 +155,7 @@ class Session:
             # Every pass over a DataLoader draws from the global generator: a restart, which begins one more pass, and
             # an evaluation would change the dropout of the steps after it.
             own_randomness.generator = torch.Generator()
-        model, wrapped = build_wrapped_model(self.config, cfg, ranks)
+        model, wrapped, self.compile_report = build_wrapped_model(self.config, cfg, ranks)
         # Dropout differs between ranks, and does not depend on how the weights were drawn.
         seed_all((values["seed"] + ranks.rank) % 2**32)
         trainer = RunTrainer(
@@ -183,7 +189,7 @@ class Session:
                 where=place,
             )
         )
-        self._start_recording(stack, done)
+        self._start_recording()
         stack.callback(trainer.close)
         return self._train()
 
@@ -202,6 +208,10 @@ class Session:
                 trainer.fit()
         else:
             trainer.fit()
+        self.saver.wait()
+        # Rank 0 alone knows the time and the losses, another one perhaps the signal.
+        self.final_reason = agree(self.final_reason, self.ranks)
+        self.stop_reason = agree(self.stop_reason, self.ranks)
         if self.final_reason is not None:
             self._end(EXIT_FAILED, "failed", self.final_reason)
             raise WorkError(f"stopped at step {trainer.global_step}: {self.final_reason}")
@@ -230,12 +240,15 @@ class Session:
 
     def _fail(self, reason: str) -> None:
         """Leave the reason where the next one looks: rank 0's in state.json, others' beside their log."""
+        if self.saver is not None and self.ranks.is_first:
+            # A write that is under way is of a step that was fine.
+            self.saver.join()
+            self.saver.poll()
         self.state.status, self.state.reason = "failed", reason
         try:
             if self.ranks.is_first:
                 self.directory.write_state(self.state)
-                if (run := getattr(self, "wandb_run", None)) is not None:
-                    run.finish(EXIT_FAILED)
+                self.wandb_run.finish(EXIT_FAILED)
             else:
                 self._failure_path.write_text(f"rank {self.ranks.rank}: {reason}\n")
         except OSError as error:
@@ -283,37 +296,27 @@ class Session:
         self.directory.write_shape(self.shape)
         self.directory.write_provenance(provenance)
 
-    def _start_recording(self, stack: ExitStack, done: int) -> None:
-        self.wandb_run: Any = wandb_run.NullRun()
-        if not self.ranks.is_first:
-            return
-        sweep = self.directory.path.resolve().parent
-        self.wandb_run = wandb_run.start(
-            self.values,
-            run_directory=self.directory,
-            shape=self.shape,
-            provenance=self.provenance,
-            sweep=sweep.name if (sweep / "sweep.json").is_file() else None,
-            attempt=self.state.attempt,
-        )
-        self.recorder = lines.Recorder(
-            self.directory,
-            attempt=self.state.attempt,
-            flops_per_token=self.config.counts.training_flops_per_token,
+    def _start_recording(self) -> None:
+        if self.ranks.is_first:
+            sweep = self.directory.path.resolve().parent
+            self.wandb_run = wandb_run.start(
+                self.values,
+                run_directory=self.directory,
+                shape=self.shape,
+                provenance=self.provenance,
+                sweep=sweep.name if (sweep / "sweep.json").is_file() else None,
+                attempt=self.state.attempt,
+            )
+        assert self.reporter is not None
+        self.recording = Recording(
+            self.trainer,
+            config=self.config,
+            directory=self.directory,
+            ranks=self.ranks,
+            reporter=self.reporter,
             wandb_run=self.wandb_run,
+            attempt=self.state.attempt,
         )
-        self._record("attempt", {})
-
-    def _check_space(self) -> None:
-        if not self.ranks.is_first:
-            return
-        size = files.estimated_bytes(self.config.counts.total)
-        keep = self.values["save_num_checkpoints_to_keep"]
-        interval = self.values["save_interval"]
-        many = self.state.max_steps // interval + 1 if interval else 1
-        kept = many if keep < 0 else min(keep, many)
-        if warning := files.check_space(self.directory.checkpoints, size=size, kept=max(kept, 1)):
-            self.say(f"note: {warning}")
 
     def _open_indices(self, stack: ExitStack) -> None:
         if self.values["save_data_indices"]:
@@ -322,7 +325,7 @@ class Session:
 
     # -- restoring -------------------------------------------------------------------------------------------------
 
-    def _own_checkpoint(self) -> Path | None:
+    def _own_checkpoint(self, data: dict[str, Any]) -> Path | None:
         """The newest complete checkpoint of this run, made from the same data.
 
         :raises InputError: if the data has changed since.
@@ -332,7 +335,7 @@ class Session:
             self.store.remove_leftovers()
             own = self.store.newest_complete()
         own = agree(own, self.ranks)
-        if own is not None and (differences := compare_fingerprints(files.read_train_state(own)["data"], self.data)):
+        if own is not None and (differences := compare_fingerprints(files.read_train_state(own)["data"], data)):
             raise InputError(
                 f"the data is not what this run was trained on: {'; '.join(differences)}",
                 where=str(own),
@@ -344,7 +347,7 @@ class Session:
         """Bring trainer, data and random state to where the run was left; returns the step."""
         restorer = Restorer(self.trainer, values=self.values, ranks=self.ranks, say=self.say)
         if own is not None:
-            self.save_seconds = restorer.from_own(own)["save_seconds"]
+            self.saver.save_seconds = restorer.from_own(own)["save_seconds"]
         elif self.values["load_path"]:
             restorer.from_elsewhere(self.values["load_path"])
         else:
@@ -366,7 +369,7 @@ class Session:
             return self.stop.reason
         evaluates = step % self.trainer.cfg.eval_interval == 0
         ahead = self.step_seconds + (self.evaluation_seconds if evaluates else 0.0)
-        if self.time_limit.is_reached(save_seconds=self._expected_save_seconds(), step_seconds=ahead):
+        if self.time_limit.is_reached(save_seconds=self.saver.expected_seconds(), step_seconds=ahead):
             self.stop.request("time limit")
         factor = self.values["early_stopping_factor"]
         trainer = self.trainer
@@ -379,15 +382,16 @@ class Session:
             self.final_reason = f"cancelled on W&B: {cancelled}"
         return self.final_reason or self.stop.reason
 
+    def save_failed(self) -> bool:
+        return self.ranks.is_first and self.saver.poll() is not None
+
+    def stop_for_failed_save(self) -> None:
+        self.saver.wait()
+
     def stopping(self, reason: str) -> None:
         if self.final_reason is None:
             self.stop_reason = reason
         self.say(f"step {self.trainer.global_step}: stopping, {reason}")
-
-    def _expected_save_seconds(self) -> float:
-        if self.save_seconds is not None:
-            return self.save_seconds
-        return files.estimated_bytes(self.config.counts.total) / ASSUMED_WRITE_RATE
 
     def record_samples(self, step: int, indices: list[int]) -> None:
         if self._indices is not None:
@@ -397,135 +401,38 @@ class Session:
         return step % self.values["console_log_interval"] == 0 or step == self.trainer.stop_step
 
     def after_step(self, metrics: dict[str, float], *, batch_seconds: float) -> None:
-        trainer = self.trainer
-        step = trainer.global_step
-        self.throughput.add(tokens=trainer.tokens_per_batch, seconds=batch_seconds)
-        if not self.step_seconds and trainer.cfg.compile is not None:
-            blocks = len(trainer.model.transformer.blocks)
-            self.say(f"compiled {compiled_graphs()} graphs for {blocks} layers in {batch_seconds:.0f} s")
+        step = self.trainer.global_step
+        if not self.step_seconds and self.compile_report is not None:
+            self._say_compiled(self.compile_report, batch_seconds)
         self.step_seconds = batch_seconds
-        if not self.wants_metrics(step):
-            return
-        peak = self._peak_memory()
-        if not self.ranks.is_first:
-            return
-        values = lines.row_values(metrics, everything=trainer.should_log_optim_metrics_this_step())
-        if (rate := self.throughput.read()) is not None:
-            values["throughput/tokens_per_second"] = rate
-            if (flops := self._peak_flops()) is not None:
-                per_token = self.config.counts.training_flops_per_token
-                values["throughput/mfu"] = rate * per_token / (flops * self.ranks.world_size)
-        values["memory/peak_bytes"] = peak
-        self._record("train", values)
-        assert self.reporter is not None
-        self.reporter.step(step, values, last=step == trainer.stop_step)
-        if time.monotonic() - self._heartbeat >= HEARTBEAT_SECONDS:
+        wanted = self.wants_metrics(step)
+        self.recording.step(metrics, batch_seconds=batch_seconds, wanted=wanted)
+        if wanted and self.ranks.is_first and time.monotonic() - self._heartbeat >= HEARTBEAT_SECONDS:
             self._heartbeat = time.monotonic()
             self.directory.write_state(self.state)
 
+    def _say_compiled(self, report: CompileReport, seconds: float) -> None:
+        self.say(f"compiled {report.graphs()} graphs for {report.num_blocks} layers in {seconds:.0f} s")
+        if report.recompile_limit_hit():
+            self.say("note: some layers run uncompiled: there are more variants than the compiler keeps")
+
     def after_evaluation(self, metrics: dict[str, float], *, seconds: float) -> None:
         self.evaluation_seconds = seconds
-        if self.ranks.is_first and metrics:
-            self._record("eval", metrics)
-            assert self.reporter is not None
-            self.reporter.evaluation(self.trainer.global_step, metrics)
+        self.recording.evaluation(metrics)
 
-    def _record(self, kind: str, values: dict[str, float]) -> None:
-        trainer = self.trainer
-        self.recorder.write(
-            kind,
-            step=trainer.global_step,
-            tokens=trainer.global_train_tokens_seen,
-            seconds=trainer.seconds,
-            values=values,
-        )
-
-    def _peak_memory(self) -> float:
-        """Most bytes that a rank has held: of its GPU, else resident in main memory."""
-        if self.ranks.device.type == "cuda":
-            own = float(torch.cuda.max_memory_allocated())
-        else:
-            import resource
-
-            own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
-        if self.ranks.world_size == 1:
-            return own
-        tensor = torch.tensor(own, dtype=torch.float64, device=self.ranks.device)
-        torch.distributed.all_reduce(tensor, op=torch.distributed.ReduceOp.MAX)
-        return tensor.item()
-
-    def _peak_flops(self) -> float | None:
-        if self.ranks.device.type != "cuda":
-            return None
-        if not hasattr(self, "_known_peak"):
-            from olmo_ext.nodes import peak_flops_of_device
-
-            self._known_peak = peak_flops_of_device(torch.cuda.get_device_name(), node=self.values["node"])
-        return self._known_peak
-
-    # -- saving ----------------------------------------------------------------------------------------------------
-
-    def is_permanent(self, step: int) -> bool:
-        """Whether retention counts the step among those that `save_num_checkpoints_to_keep` keeps: OLMo's sharded and
-        unsharded intervals, which are one kind here, and the last step."""
-        intervals = [self.values["save_interval"], self.values["save_interval_unsharded"]]
-        return step == self.trainer.stop_step or any(n and step % n == 0 for n in intervals)
+    # -- saving and evaluating ----------------------------------------------------------------------------------------
 
     def save_due(self, step: int) -> bool:
-        ephemeral = self.values["save_interval_ephemeral"]
-        return self.is_permanent(step) or bool(ephemeral and step % ephemeral == 0)
+        return self.saver.is_due(step, self.trainer.stop_step)
 
     def save(self) -> None:
-        """Write a checkpoint; every rank takes part and every rank fails if rank 0 cannot write."""
-        trainer, began = self.trainer, time.monotonic()
-        step = trainer.global_step
-        weights, moments = gather(trainer.dist_model, trainer.optim)
-        random_state = gather_random_state()
-        error: str | None = None
-        if self.ranks.is_first:
-            snapshot = files.Snapshot(
-                step=step,
-                tensors={
-                    files.MODEL: weights,
-                    files.OPTIMIZER: {f"{key}/{name}": t for name, own in moments.items() for key, t in own.items()},
-                    files.RNG: random_state,
-                },
-                texts={files.TRAIN_STATE: json.dumps(self._train_state(), indent=1), files.CONFIG: self.config.dump()},
-            )
-            try:
-                self.store.write(snapshot)
-                self.store.retain(permanent=self.is_permanent, keep=self.values["save_num_checkpoints_to_keep"])
-            except WorkError as failure:
-                error = str(failure)
-        if (error := agree(error, self.ranks)) is not None:
-            raise WorkError(error)
-        self.save_seconds = max(self.save_seconds or 0.0, time.monotonic() - began)
-        self.state.step = step
+        self.saver.save(self.trainer)
         if self._indices is not None:
             self._indices.flush()
-        if self.ranks.is_first:
-            self.directory.write_state(self.state)
-        log.info("saved step %d in %.2f s", step, time.monotonic() - began)
 
-    def _train_state(self) -> dict[str, Any]:
-        trainer = self.trainer
-        return {
-            "format": files.FORMAT,
-            "step": trainer.global_step,
-            "epoch": trainer.epoch or 0,
-            "examples_seen_this_epoch": trainer.global_train_examples_seen_this_epoch,
-            "tokens": trainer.global_train_tokens_seen,
-            "seconds": trainer.seconds,
-            "first_step": trainer.first_step,
-            "min_train_loss": trainer.min_train_loss if trainer.min_train_loss < float("inf") else None,
-            "bolt_on_warmup": trainer.bolt_on_warmup,
-            "world_size": self.ranks.world_size,
-            "save_seconds": self.save_seconds,
-            "attempt": self.state.attempt,
-            "data": self.data,
-            "run_name": self.values["run_name"],
-            "host": os.uname().nodename,
-        }
+    def _saved(self, step: int) -> None:
+        self.state.step = step
+        self.directory.write_state(self.state)
 
     def _evaluation_is_due(self) -> bool:
         """Whether the step that was reached has an evaluation that is not in metrics.jsonl: a kill came in between."""

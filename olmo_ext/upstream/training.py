@@ -40,6 +40,12 @@ class Hooks(Protocol):
     def stop_requested(self, step: int) -> str | None:
         """Why this rank wants to stop after this step, or None; the ranks agree afterwards."""
 
+    def save_failed(self) -> bool:
+        """Whether this rank knows that a save in the background has failed."""
+
+    def stop_for_failed_save(self) -> None:
+        """Some rank knows it: raise, on all ranks."""
+
     def stopping(self, reason: str) -> None:
         """All ranks have agreed to stop after this step."""
 
@@ -322,11 +328,14 @@ class RunTrainer(Trainer):
         norm = self._grad_norm
         unusable = ~torch.isfinite(value) | (self._batch_loss > LARGEST_LOSS) | ~torch.isfinite(norm)
         reason = self.hooks.stop_requested(self.global_step)
-        flags = torch.stack([unusable.double(), torch.tensor(float(reason is not None), device=self.device).double()])
+        known = torch.tensor([reason is not None, self.hooks.save_failed()], dtype=torch.float64, device=self.device)
+        flags = torch.cat([unusable.double().view(1), known])
         dist.all_reduce(flags, op=dist.ReduceOp.MAX)
-        any_unusable, stop = flags.tolist()
+        any_unusable, stop, save_failed = flags.tolist()
         if any_unusable:
             self._report_divergence(value.item(), norm.item())
+        if save_failed:
+            self.hooks.stop_for_failed_save()
         self._agreed_stop = bool(stop)
         if stop:
             self.hooks.stopping(reason or "another rank asked")

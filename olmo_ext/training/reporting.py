@@ -1,4 +1,4 @@
-"""Rows of metrics.jsonl and what a person sees while a run trains: a bar on a terminal, plain lines elsewhere."""
+"""What a person sees while a run trains: a bar on a terminal, plain lines elsewhere, and a log per attempt and rank."""
 
 from __future__ import annotations
 
@@ -10,41 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from olmo_ext.quantities import format_count, format_seconds
-from olmo_ext.rundir import MetricsRow, RunDirectory
 
 log = logging.getLogger("olmo_ext.training")
 
 LINE_SECONDS = 5.0
 """Least time between two plain lines about steps."""
-
-KEPT = {"train/CrossEntropyLoss", "train/Perplexity", "train/ZLoss", "train/masked_instances_local_rank"}
-KEPT |= {"optim/total_grad_norm", "optim/learning_rate"}
-
-
-def row_values(metrics: Mapping[str, float], *, everything: bool) -> dict[str, float]:
-    """What of a step's metrics goes into a row.
-
-    :param everything: also the per-parameter numbers that upstream collects every `optimizer.metrics_log_interval`.
-    """
-    return {name: float(value) for name, value in metrics.items() if everything or name in KEPT}
-
-
-class Throughput:
-    """Tokens per second of training time since it was last read."""
-
-    def __init__(self) -> None:
-        self._tokens, self._seconds = 0, 0.0
-
-    def add(self, *, tokens: int, seconds: float) -> None:
-        self._tokens += tokens
-        self._seconds += seconds
-
-    def read(self) -> float | None:
-        if self._seconds <= 0:
-            return None
-        rate = self._tokens / self._seconds
-        self._tokens, self._seconds = 0, 0.0
-        return rate
 
 
 class Reporter:
@@ -105,33 +75,6 @@ class Reporter:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
-
-
-class Recorder:
-    """Writes rows on rank 0, to metrics.jsonl and to W&B.
-
-    :param flops_per_token: training FLOPs, from the shape.
-    """
-
-    def __init__(self, directory: RunDirectory, *, attempt: int, flops_per_token: float, wandb_run: Any) -> None:
-        self._directory, self._attempt = directory, attempt
-        self._flops_per_token = flops_per_token
-        self._wandb_run = wandb_run
-
-    def write(self, kind: str, *, step: int, tokens: int, seconds: float, values: Mapping[str, float]) -> None:
-        row = MetricsRow(
-            kind=kind,
-            attempt=self._attempt,
-            step=step,
-            tokens=tokens,
-            flops=tokens * self._flops_per_token,
-            seconds=seconds,
-            time=time.time(),
-            values=dict(values),
-        )
-        self._directory.append_metrics(row)
-        if kind != "attempt":
-            self._wandb_run.log(row.values, step=step, tokens=tokens, flops=row.flops, when=row.time)
 
 
 def open_log(path: Path) -> logging.Handler:

@@ -1,0 +1,94 @@
+"""Saves in the background, as on a GPU: training goes on, and a failed write stops it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from olmo_ext.rundir import RunDirectory
+from olmo_ext.training.run import train
+
+
+def in_background(*, fails: bool = False, after: str = "") -> None:
+    """Write in a thread; the checkpoint of step 2 only after the run has recorded `after`."""
+    from olmo_ext.errors import WorkError
+    from olmo_ext.training import saving
+    from olmo_ext.training.checkpoint import CheckpointStore
+
+    saving.writes_in_background = lambda device: True  # type: ignore[assignment]
+    original = CheckpointStore.write
+
+    def write(self, snapshot):
+        deadline = time.monotonic() + 30
+        while snapshot.step == 2 and after not in (self.path.parent / "metrics.jsonl").read_text():
+            assert time.monotonic() < deadline, "training has waited for the write"
+            time.sleep(0.01)
+        if fails and snapshot.step > 2:
+            raise WorkError(f"step{snapshot.step} could not be written")
+        return original(self, snapshot)
+
+    CheckpointStore.write = write  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_training_goes_on_while_a_checkpoint_is_written_and_it_is_that_of_its_step(
+    forked, on_ranks, config, tmp_path, same_checkpoint, number
+):
+    background, plain = tmp_path / "background", tmp_path / "plain"
+    text = config("save_interval=2", "max_duration=5")
+
+    def child(rank: int = 0):
+        in_background(after='"step": 3')
+        return train(text, run_directory=background)
+
+    if number == 1:
+        assert forked(child).code == 0
+        assert forked(lambda: train(text, run_directory=plain)).code == 0
+    else:
+        ended = on_ranks(2, child)
+        assert [end.code for end in ended] == [0, 0], ended
+        assert {end.code for end in on_ranks(2, lambda rank: train(text, run_directory=plain))} == {0}
+    for step in (2, 4, 5):
+        same_checkpoint(plain / f"checkpoints/step{step}", background / f"checkpoints/step{step}")
+    assert RunDirectory(background).read_state().step == 5
+
+
+def test_a_write_that_fails_in_the_background_stops_all_ranks_and_the_older_one_stays(on_ranks, config, tmp_path):
+    run = tmp_path / "run"
+    text = config("save_interval=2", "max_duration=10000", "save_data_indices=false")
+
+    def child(rank: int):
+        in_background(fails=True)
+        return train(text, run_directory=run)
+
+    ended = on_ranks(2, child, seconds=60)
+    assert [end.code for end in ended] == [1, 1], ended
+    state = RunDirectory(run).read_state()
+    assert state.status == "failed" and "step4 could not be written" in state.reason and state.step == 2
+    assert (run / "checkpoints/latest").resolve().name == "step2"
+
+
+def test_a_signal_during_a_background_write_ends_with_the_checkpoint_of_its_step(forked, config, tmp_path):
+    run = tmp_path / "run"
+
+    def child():
+        from olmo_ext.training.session import Session
+
+        in_background(after='"step": 3')
+        original = Session.wants_metrics
+
+        def wants(self: Session, step: int) -> bool:
+            if step == 3:
+                os.kill(os.getpid(), signal.SIGUSR2)
+            return original(self, step)
+
+        Session.wants_metrics = wants  # type: ignore[method-assign]
+        return train(config("save_interval=2", "max_duration=50"), run_directory=run)
+
+    ended = forked(child)
+    assert ended.code == 75, ended.output
+    assert RunDirectory(run).read_state().step == 3
+    assert (run / "checkpoints/step3/complete.json").is_file()
