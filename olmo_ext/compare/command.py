@@ -53,23 +53,26 @@ def compare(
     if expected is None and (directory / "expected.yaml").is_file():
         expected = directory / "expected.yaml"
     result = compare_sweep(sweep, label=validation, expected=expected)
-    _print(result, as_json=as_json, as_csv=as_csv)
-    quiet = as_json or as_csv
+    # Files first: `compare ... | head` closes the output before it is all printed, and the report is still wanted.
+    written = []
     if output is not None:
         from olmo_ext.compare.report.page import write_report
 
         size = write_report(result, output)
-        click.echo(f"Wrote {output} ({size / 1e6:.1f} MB).", err=quiet)
+        written.append(f"Wrote {output} ({size / 1e6:.1f} MB).")
     if figures is not None:
         from olmo_ext.compare.figures import write_figures
 
         names = write_figures(result, figures)
-        click.echo(f"Wrote {len(names)} figures as PNG and SVG into {figures}.", err=quiet)
+        written.append(f"Wrote {len(names)} figures as PNG and SVG into {figures}.")
     if tensorboard is not None:
         from olmo_ext.compare.tensorboard import write_events
 
         count = write_events(sweep, tensorboard)
-        click.echo(f"Wrote {count} runs for TensorBoard: tensorboard --logdir {tensorboard}", err=quiet)
+        written.append(f"Wrote {count} runs for TensorBoard: tensorboard --logdir {tensorboard}")
+    _print(result, as_json=as_json, as_csv=as_csv)
+    for line in written:
+        click.echo(line, err=as_json or as_csv)
 
 
 def _print(result: Any, *, as_json: bool, as_csv: bool) -> None:

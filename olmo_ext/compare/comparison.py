@@ -56,6 +56,9 @@ class GroupResult:
     blocking: list[str] = field(default_factory=list)
     """Why its losses are not compared with the baseline's."""
 
+    same_training: bool = True
+    """Whether data, tokenizer and tokens seen are the baseline's, whatever the validation set says."""
+
     remarks: list[str] = field(default_factory=list)
     nats: Difference | None = None
     perplexity: Difference | None = None
@@ -250,6 +253,7 @@ def _compare_group(group: GroupResult, baseline: GroupResult, label: str | None,
     pairs = [(left[seed], right[seed]) for seed in left if seed in right]
     checked = pairs or [(group.finished[0], baseline.finished[0])]
     group.blocking = _common(comparable.blocking_differences(a, b, label) for a, b in checked)
+    group.same_training = bool(pairs) and not any(comparable.blocking_differences(a, b, None) for a, b in pairs)
     group.remarks = _common(comparable.remarks(a, b, label) for a, b in checked)
     if not pairs:
         group.blocking.append("no seed that both have: unpaired runs are not compared")

@@ -72,7 +72,7 @@ def downstream_scores(groups: list[GroupResult]) -> list[DownstreamScore]:
             errors = [error for _, error, _ in scored.values() if error is not None]
             items = {count for _, _, count in scored.values() if count is not None}
             difference = None
-            if group.baseline is not None:
+            if group.baseline is not None and group.same_training:
                 others = {s: scores[key][0] for s, scores in by_group[group.baseline].items() if key in scores}
                 difference = paired_difference({seed: value for seed, (value, _, _) in scored.items()}, others)
             result.append(

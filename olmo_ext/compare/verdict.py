@@ -39,7 +39,7 @@ def verdict(result: Comparison) -> str:
         top = best
         first = (
             f"No shape is shown to be better than {_name_of(result, top.baseline)}; the lowest is {_name(top)}, "
-            f"{_amount(top)}."
+            f"{_amount(top)}{_overruled(result, top)}."
         )
     else:
         top = best
@@ -70,6 +70,13 @@ def _amount(group: GroupResult) -> str:
     many = f"{len(difference.seeds)} {unit}" if difference.method == METHOD_SEEDS else unit
     text += f", 95 % interval {words.signed(difference.low)} to {words.signed(difference.high)} over {many}"
     return text + f", Holm-corrected p {_p(group.adjusted_p)}"
+
+
+def _overruled(result: Comparison, group: GroupResult) -> str:
+    """An interval that excludes zero beside "not shown" needs its reason."""
+    if group.nats is None or not group.nats.excludes_zero or result.comparisons < 2:
+        return ""
+    return f": alone it would count, as one of {result.comparisons} comparisons it does not"
 
 
 def _p(value: float | None) -> str:

@@ -121,7 +121,8 @@ class Browser:
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 
     def open(self, path: Path) -> None:
-        self.call("Page.navigate", url=path.resolve().as_uri())
+        if failure := self.call("Page.navigate", url=path.resolve().as_uri()).get("errorText"):
+            raise FileNotFoundError(f"{path}: {failure}")
         self.wait("document.readyState === 'complete' && location.protocol === 'file:'")
 
     def evaluate(self, expression: str) -> Any:

@@ -98,9 +98,12 @@ def test_runs_that_failed_or_still_run_enter_no_mean_and_are_listed_with_their_r
 def test_what_is_not_comparable_is_not_compared_and_says_why(
     tmp_path: Path, change: dict[str, Any], reason: str
 ) -> None:
-    result = _compared(tmp_path / "s", {"base": {"final": BASE}, "wide": {"final": 2.0, **change}})
+    tasks = {"downstream": {"arc_easy_acc": 0.35}}
+    result = _compared(tmp_path / "s", {"base": {"final": BASE, **tasks}, "wide": {"final": 2.0, **tasks, **change}})
     group = result.group("wide")
+    assert result.downstream
     assert group.nats is None and group.speed_up is None
+    assert all(score.difference is None for score in result.downstream if "evaluation" not in change.get("data", {}))
     assert any(text.startswith(reason) for text in group.blocking), group.blocking
     assert result.comparisons == 0 and "Nothing here can be compared" in result.verdict
 
