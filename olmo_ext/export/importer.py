@@ -55,7 +55,12 @@ def read_weights(folder: Path) -> dict[str, Any]:
 
 def _hugging_face(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     config_path = folder / "config.json"
-    config = json.loads(config_path.read_text())
+    try:
+        config = json.loads(config_path.read_text())
+    except ValueError as error:
+        raise InputError(f"not JSON ({error})", where=str(config_path)) from None
+    if not isinstance(config, dict):
+        raise InputError("holds no object", where=str(config_path))
     values: dict[str, Any] = {"model": model_section(config, where=str(config_path))}
     return values, config
 
@@ -131,7 +136,7 @@ def import_model(source: Path, target: Path) -> Imported:
         _load(model, state, source)
         model.eval()
         if config is not None:
-            _verify(model, source, tokenizer, run)
+            _verify(model, source, config["model_type"], tokenizer, run)
         _write_run(aside, run, model, source)
         if target.exists():
             target.rmdir()
@@ -185,7 +190,7 @@ def _copy_tokenizer(source: Path, aside: Path, target: Path, values: dict[str, A
         return None
 
 
-def _verify(model: Any, source: Path, tokenizer: Any, run: Any) -> None:
+def _verify(model: Any, source: Path, kind: str, tokenizer: Any, run: Any) -> None:
     import torch
 
     from olmo_ext.export import verify
@@ -196,7 +201,7 @@ def _verify(model: Any, source: Path, tokenizer: Any, run: Any) -> None:
         tokens = torch.randint(0, run.values["model"]["vocab_size"], (2, length), generator=generator)
     else:
         tokens = verify.real_tokens(tokenizer.encode, length=length)
-    verify.compare_models(model, verify.load(source), tokens)
+    verify.compare_models(model, verify.load_with_our_code(source, kind), tokens)
 
 
 def _write_run(folder: Path, run: Any, model: Any, source: Path) -> None:

@@ -33,6 +33,17 @@ def load(folder: Path) -> Any:
     return model.eval()
 
 
+def load_with_our_code(folder: Path, model_type: str) -> Any:
+    """The model of someone's folder, run by classes of this package or of transformers: none of the folder's code."""
+    from transformers import Olmo2ForCausalLM
+
+    from olmo_ext.export.hf.modeling_olmo_ext import OlmoExtForCausalLM
+
+    classes: dict[str, Any] = {"olmo2": Olmo2ForCausalLM, "olmo_ext": OlmoExtForCausalLM}
+    with _quiet():
+        return classes[model_type].from_pretrained(folder, dtype=torch.float32).eval()
+
+
 @contextmanager
 def _quiet() -> Any:
     """Without transformers' progress bars and hints."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -253,7 +254,7 @@ def load_model_from_run(
     if not run.exists():
         raise InputError("no config.yaml", where=str(run.path), right="name the folder of a run that was started")
     config = load_run_config(run.config_path, check_budget_too=False)
-    store = CheckpointStore(run.checkpoints)
+    store = CheckpointStore(run.checkpoints, report=lambda line: print(line, file=sys.stderr))
     checkpoint = store.newest_complete() if step is None else store.folder(step)
     if checkpoint is None:
         raise InputError("no complete checkpoint", where=str(run.checkpoints), right="train the run first")

@@ -139,6 +139,8 @@ def test_what_cannot_be_imported_is_said_in_one_line_and_leaves_nothing(exported
     break_config(copies["other"], model_type="llama")
     break_config(copies["rows"], intermediate_size=65)
     break_config(copies["norms"], norm_after=True)
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "config.json").write_text('{"model_type": "ol')
     (copies["cut"] / "model.safetensors").unlink()
     (tmp_path / "empty").mkdir()
     for name, error, message in [
@@ -148,11 +150,21 @@ def test_what_cannot_be_imported_is_said_in_one_line_and_leaves_nothing(exported
         ("norms", WorkError, "layer 0"),
         ("cut", InputError, "no model.safetensors"),
         ("empty", InputError, "neither a Hugging Face folder"),
+        ("torn", InputError, "not JSON"),
         ("nowhere", InputError, "no such folder"),
     ]:
         with pytest.raises(error, match=message):
             import_model(tmp_path / name, tmp_path / "runs" / name)
     assert not (tmp_path / "runs").exists() or list((tmp_path / "runs").iterdir()) == []
+
+
+def test_code_in_a_folder_is_not_run_by_an_import(exported, tmp_path):
+    from olmo_ext.export.importer import import_model
+
+    folder = shutil.copytree(exported("tapered")[1], tmp_path / "folder")
+    for name in ("modeling_olmo_ext.py", "configuration_olmo_ext.py"):
+        (folder / name).write_text("raise SystemExit('this is not our code')\n")
+    assert import_model(folder, tmp_path / "run").verified
 
 
 def test_a_pickle_with_code_in_it_is_not_run(tmp_path):
