@@ -115,12 +115,13 @@ def count_layer(layer: LayerShape, shape: ModelShape) -> LayerCounts:
     d_model, spec, mixer = shape.d_model, layer.ffn, layer.attention
     attention_type, ffn_type = ATTENTION_TYPES.get(mixer.type), FFN_TYPES.get(spec.type)
     bias = int(shape.include_bias)
-    attention_matrices, attention_outputs = _size(attention_type.matrices(d_model, mixer))
-    attention = attention_matrices + bias * attention_outputs + attention_type.vector_parameters(d_model, mixer)
+    attention_matrices, _ = _size(attention_type.matrices(d_model, mixer))
+    attention = attention_matrices + attention_type.vector_parameters(d_model, mixer)
+    attention += attention_type.bias_parameters(d_model, mixer, include_bias=shape.include_bias)
     ffn_matrices = ffn = 0
     attention_activations = attention_type.activation_elements(d_model, mixer)
     if shape.attention_layer_norm:
-        attention_activations += mixer.width + mixer.kv_width
+        attention_activations += attention_type.qk_norm_features(mixer)
     ffn_activations = 0
     for d_ff in spec.d_ff:
         matrices, outputs = _size(ffn_type.matrices(d_model, d_ff, spec))
@@ -128,9 +129,9 @@ def count_layer(layer: LayerShape, shape: ModelShape) -> LayerCounts:
         ffn += matrices + bias * outputs + ffn_type.vector_parameters(d_model, d_ff, spec)
         ffn_activations += ffn_type.activation_elements(d_model, d_ff, spec)
     per_feature = int(shape.layer_norm_with_affine) * (1 + int(shape.bias_for_layer_norm))
-    norm = (1 + spec.num_sub_mlps) * d_model * per_feature
+    norm = ((1 + spec.num_sub_mlps) * d_model + attention_type.norm_features(d_model, mixer)) * per_feature
     if shape.attention_layer_norm and shape.attention_layer_norm_with_affine:
-        norm += (mixer.width + mixer.kv_width) * (1 + int(shape.bias_for_layer_norm))
+        norm += attention_type.qk_norm_features(mixer) * (1 + int(shape.bias_for_layer_norm))
     length = shape.max_sequence_length
     return LayerCounts(
         attention_matrices=attention_matrices,

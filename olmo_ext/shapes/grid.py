@@ -90,7 +90,9 @@ def make_grid(problem: Problem) -> Grid:
                 continue
             weights = sum(a * b for a, b in mixer_type.matrices(d_model, spec))
             mixing = mixer_type.mixing_flops(d_model, spec, problem.max_sequence_length)
-            qk = (spec.width + spec.kv_width) if problem.qk_norm else 0
+            qk = mixer_type.qk_norm_features(spec) if problem.qk_norm else 0
+            qk += mixer_type.norm_features(d_model, spec) + mixer_type.vector_parameters(d_model, spec)
+            qk += mixer_type.bias_parameters(d_model, spec, include_bias=False)
             rows.append((d_model, heads, head_dim, weights, int(mixing), qk, constant, slope))
     per_width = np.array(rows, dtype=np.int64).reshape(len(rows), 8)
     layers = np.array(problem.layers, dtype=np.int64)

@@ -52,6 +52,8 @@ def _resolve(values: Mapping[str, Any], where: str | None) -> tuple[ModelShape, 
     num_layers = section.positive("model.n_layers", model["n_layers"])
     ffns = _ffn_layers(section, d_model, num_layers)
     attentions = _attention_layers(section, d_model, num_layers)
+    if (values.get("data") or {}).get("generate_doc_lengths"):
+        _refuse_document_masks(section, attentions)
     vocabulary = section.positive("model.vocab_size", model["vocab_size"])
     embedding_size = model["embedding_size"] or vocabulary
     if embedding_size < vocabulary:
@@ -261,6 +263,13 @@ def _attention_layers(section: _Section, d_model: int, num_layers: int) -> list[
             raise section.error("model.attention", wrong)
         specs.append(spec)
     return specs
+
+
+def _refuse_document_masks(section: _Section, attentions: list[AttentionSpec]) -> None:
+    for spec in attentions:
+        if not ATTENTION_TYPES.get(spec.type).honours_document_masks:
+            what = f"attention type {spec.type!r} cannot keep documents of one sequence apart"
+            raise section.error("data.generate_doc_lengths", what, "false")
 
 
 def _head_dim(section: _Section, heads_key: str, heads: list[int], d_model: int) -> int:

@@ -223,6 +223,8 @@ def solve(as_json: bool, sort: str, top: int, **options: Any) -> None:
     if not outcome.solutions:
         raise infeasible(obstacles(problem))
     yaml_file, sweep_file, base = options["yaml_file"], options["sweep_file"], options["base"]
+    if (yaml_file or sweep_file) and not base.is_file():
+        raise InputError("no such file", where=f"--base {base}", right="the config that what is written extends")
     if yaml_file is not None:
         if options["pick"] > len(outcome.solutions):
             raise InputError(f"--pick {options['pick']} of {len(outcome.solutions)} shapes")

@@ -239,6 +239,8 @@ def test_yaml_and_sweep_that_are_written_load_and_keep_the_budget(tmp_path):
     assert loaded.runs[0].config.shape == config.shape
     again = invoke(*SMALL, *extra, "--base", str(base), "--yaml", str(run))
     assert "exists" in str(again.exception)
+    baseless = invoke(*SMALL, "--base", str(tmp_path / "none.yaml"), "--yaml", str(tmp_path / "other.yaml"))
+    assert "--base" in str(baseless.exception) and not (tmp_path / "other.yaml").exists()
 
 
 def test_json_has_every_count_of_the_shape_and_a_config_that_makes_it():
