@@ -276,16 +276,23 @@ def fetch(
 @click.option("--sample-seed", default=0, show_default=True)
 @click.option("--map", "maps", multiple=True, metavar="FROM=TO", help=MAP_HELP)
 @click.option("--upstream/--no-upstream", default=None, help="Run OLMo's data set over the source, if it is local.")
+@click.option("--checksums", is_flag=True, help="Read whole local source files for the MD5 that their server stated.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def verify(
-    directory: Path, sample: int, sample_seed: int, maps: tuple[str, ...], upstream: bool | None, as_json: bool
+    directory: Path,
+    sample: int,
+    sample_seed: int,
+    maps: tuple[str, ...],
+    upstream: bool | None,
+    checksums: bool,
+    as_json: bool,
 ) -> None:
     """Prove a subset: hashes, order, filter, a sample of the source, OLMo's own data set. Exit code 1 if one fails."""
     from olmo_ext.data.sources import parse_map
     from olmo_ext.data.verify import SubsetVerification
 
     checks = SubsetVerification(directory, locations=parse_map(maps)).run(
-        sample=sample, seed=sample_seed, upstream=upstream
+        sample=sample, seed=sample_seed, upstream=upstream, checksums=checksums
     )
     if as_json:
         click.echo(json.dumps({"subset": str(directory), "checks": [dataclasses.asdict(check) for check in checks]}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 from olmo_ext.data.order import first_of_order
 from olmo_ext.data.stores import RemoteFile, Stores
 from olmo_ext.data.subset import SOURCE_NAME, Subset
-from olmo_ext.data.survey import SourceManifest
+from olmo_ext.data.survey import SourceFile, SourceManifest
 from olmo_ext.errors import WorkError
 
 UPSTREAM_INSTANCES = 20_000_000
@@ -55,14 +56,19 @@ class SubsetVerification:
         self.files = self.source.remote(locations)
         self.stores = stores or Stores()
 
-    def run(self, *, sample: int, seed: int = 0, upstream: bool | None = None) -> list[Check]:
-        """:param sample: instances that are read from the source again; 0 to leave the source alone.
+    def run(self, *, sample: int, seed: int = 0, upstream: bool | None = None, checksums: bool = False) -> list[Check]:
+        """All checks.
+
+        :param sample: instances that are read from the source again; 0 to leave the source alone.
+        :param checksums: whether to read whole source files for the MD5 that their server has stated.
         :param upstream: whether to run OLMo's data set; None where it is cheap and the source is on this machine.
         """
         steps: list[Callable[[], Check]] = [self.manifests, self.shards, self.masks, self.order]
         checks = [step() for step in steps]
         checks.append(self.against_source(sample, seed))
         checks.append(self.against_upstream(sample, seed, upstream))
+        if checksums:
+            checks.append(self.source_checksums())
         return checks
 
     def manifests(self) -> Check:
@@ -143,6 +149,29 @@ class SubsetVerification:
         if wrong:
             return Check(name="source", passed=False, detail=wrong[0])
         return Check(name="source", passed=True, detail=f"{len(rows)} random instances are the source's bytes")
+
+    def source_checksums(self) -> Check:
+        """Local copies of files whose ETag at the survey was an MD5 (single-part objects of S3, GCS, R2) have it."""
+        looked_at = 0
+        for file, here in {entry.path: (entry, place) for entry, place in self._entries()}.values():
+            stated = (file.etag or "").strip('"')
+            if not re.fullmatch(r"[0-9a-f]{32}", stated) or "://" in here.location:
+                continue
+            with open(here.location, "rb") as stream:
+                digest = hashlib.md5(usedforsecurity=False)
+                while block := stream.read(1 << 20):
+                    digest.update(block)
+            if digest.hexdigest() != stated:
+                return Check(
+                    name="checksums", passed=False, detail=f"{here.location}: MD5 is not the server's {stated}"
+                )
+            looked_at += 1
+        if not looked_at:
+            return Check(name="checksums", passed=None, detail="no local file with an MD5 from a server")
+        return Check(name="checksums", passed=True, detail=f"MD5 of {looked_at} files is the server's")
+
+    def _entries(self) -> list[tuple[SourceFile, RemoteFile]]:
+        return list(zip(self.source.files, self.files, strict=True))
 
     def against_upstream(self, sample: int, seed: int, wanted: bool | None) -> Check:
         """OLMo's `IterableDataset` over the same files gives the same sequence."""
