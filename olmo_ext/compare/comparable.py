@@ -73,10 +73,11 @@ def remarks(run: Run, baseline: Run, label: str | None) -> list[str]:
         a, b = run.provenance.get(key), baseline.provenance.get(key)
         if a != b:
             found.append(f"{key}: {a} against {b}")
-    for key in ("revision", "diff_sha256"):
+    # Without the hashes, which would make a line of every pair: the provenance of each run has them.
+    for key, text in (("revision", "code: another revision"), ("diff_sha256", "code: other uncommitted changes")):
         a, b = ((side.provenance.get("code") or {}).get(key) for side in (run, baseline))
         if a != b:
-            found.append(f"code {key}: {str(a)[:12]} against {str(b)[:12]}")
+            found.append(text)
     a_packages, b_packages = (side.provenance.get("packages") or {} for side in (run, baseline))
     for name in ("torch", "ai2-olmo"):
         if a_packages.get(name) != b_packages.get(name):

@@ -116,7 +116,7 @@ def _rest(
         parts.append(text)
     if not parts:
         return _cost(top)
-    return f"Of the others, {'; '.join(parts)}."
+    return f"{'Of the others' if len(others) > 1 else 'Beside it'}, {'; '.join(parts)}."
 
 
 def _are(groups: list[GroupResult]) -> str:

@@ -344,7 +344,9 @@ def test_paper_figures_stand_beside_ours_and_only_equal_conditions_are_judged(tm
     assert all(row.verdict == "not comparable" and "tokens" in row.why for row in rows)
 
 
-@pytest.mark.parametrize("path", sorted(Path("configs").glob("*/expected.yaml")), ids=str)
+@pytest.mark.parametrize(
+    "path", sorted((Path(__file__).parents[2] / "configs").glob("*/expected.yaml")), ids=lambda path: path.parent.name
+)
 def test_the_repositorys_paper_figures_are_read(path: Path) -> None:
     assert len(read_expected(path)) >= 10
 

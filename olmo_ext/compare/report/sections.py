@@ -190,7 +190,8 @@ def _views_table(compared: list[GroupResult]) -> str:
                 if axis == "flops"
                 else words.count(view.at)
             )
-            row.append(Html(f"{estimate(view.difference)}<small>at {at}</small>"))
+            note = f"; {view.note}" if view.note else ""
+            row.append(Html(f"{estimate(view.difference)}<small>at {at}{note}</small>"))
         speed = group.speed_up
         if speed is None:
             row.append(words.DASH)
