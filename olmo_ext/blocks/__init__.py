@@ -2,5 +2,7 @@
 
 import olmo_ext.blocks.conventional
 import olmo_ext.blocks.gated
+import olmo_ext.blocks.hope
 import olmo_ext.blocks.hourglass
-import olmo_ext.blocks.softmax  # noqa: F401
+import olmo_ext.blocks.softmax
+import olmo_ext.blocks.titans  # noqa: F401

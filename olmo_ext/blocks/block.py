@@ -44,6 +44,7 @@ class ShapedBlock(OLMoBlock):
         nn.Module.__init__(self)
         self.layer_id, self.config, self.layer, self.branches = layer_id, config, layer, branches
         self._activation_checkpoint_fn: Callable | None = None
+        self.parallel = FFN_TYPES.get(layer.ffn.type).is_parallel(layer.ffn)
         self.dropout = Dropout(config.residual_dropout)
         mixer = ATTENTION_TYPES.get(layer.attention.type)
         ffn = FFN_TYPES.get(layer.ffn.type)
@@ -106,7 +107,9 @@ class ShapedBlock(OLMoBlock):
     def feed_forward(self, x: torch.Tensor) -> torch.Tensor:
         """What follows attention: every sub-MLP with its norm and residual."""
         norm_after = self.config.norm_after
+        start = x
         for norm, mlp in zip(self.ff_norms, self.sub_mlps, strict=True):
-            update = self._recomputed(norm, mlp(x)) if norm_after else mlp(self._recomputed(norm, x))
+            read = start if self.parallel else x
+            update = self._recomputed(norm, mlp(read)) if norm_after else mlp(self._recomputed(norm, read))
             x = x + self.dropout(update)
         return x

@@ -38,6 +38,10 @@ class FFNType(ABC):
     single: ClassVar[bool] = False
     """Whether a layer has exactly one sub-MLP."""
 
+    def is_parallel(self, spec: FFNSpec) -> bool:
+        """Whether all sub-MLPs read what attention has left, instead of one after the other."""
+        return False
+
     def check(self, spec: FFNSpec, d_model: int) -> str | None:
         """What is wrong with these widths or options, in words, or None."""
         return None
@@ -72,6 +76,9 @@ class AttentionType(ABC):
     options: ClassVar[Mapping[str, Any]] = {}
     """Extra keys under `model.attention` and their defaults."""
 
+    honours_document_masks: ClassVar[bool] = True
+    """Whether `data.generate_doc_lengths` means something to it."""
+
     def check(self, spec: AttentionSpec, d_model: int) -> str | None:
         """What is wrong with these sizes or options, in words, or None."""
         return None
@@ -81,8 +88,20 @@ class AttentionType(ABC):
         """The weight matrices of one layer's mixer, gates included."""
 
     def vector_parameters(self, d_model: int, spec: AttentionSpec) -> int:
-        """Parameters beside matrices, biases and QK-norm."""
+        """Parameters beside matrices, biases and norms."""
         return 0
+
+    def bias_parameters(self, d_model: int, spec: AttentionSpec, *, include_bias: bool) -> int:
+        """Biases, where the model's `include_bias` asks for them."""
+        return sum(rows for rows, _ in self.matrices(d_model, spec)) if include_bias else 0
+
+    def norm_features(self, d_model: int, spec: AttentionSpec) -> int:
+        """Features of the type's own affine norms, beside QK-norm."""
+        return 0
+
+    def qk_norm_features(self, spec: AttentionSpec) -> int:
+        """Features that QK-norm acts on, where the model has it."""
+        return spec.width + spec.kv_width
 
     def mixing_flops(self, d_model: int, spec: AttentionSpec, sequence_length: int, *, causal: bool = False) -> float:
         """Forward FLOPs per token that are no weight matrix: for softmax attention 4 heads head_dim S, half of it
