@@ -22,8 +22,11 @@ from olmo_ext.errors import InputError
 
 TEXT_SUFFIXES = (".txt", ".md")
 JSONL_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
-DATASET_SUFFIXES = {".parquet": "parquet", ".arrow": "arrow", ".csv": "csv", ".json": "json"}
+DATASET_SUFFIXES = {".parquet": "parquet", ".arrow": "arrow", ".csv": "csv", ".tsv": "csv", ".json": "json"}
 """Suffix -> the builder of `datasets` that reads such a file."""
+
+COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
+"""What `datasets` decompresses by itself."""
 
 PACKAGE_SUFFIXES = frozenset(
     (".py", ".pyi", ".pyx", ".h", ".hpp", ".cuh", ".cu", ".c", ".cpp", ".cmake", ".md", ".rst", ".txt", ".html")
@@ -157,7 +160,13 @@ def _kind(path: Path) -> str | None:
         return "text"
     if name.endswith(JSONL_SUFFIXES):
         return "jsonl"
-    return DATASET_SUFFIXES.get(path.suffix.lower())
+    return DATASET_SUFFIXES.get(_bare_suffix(path))
+
+
+def _bare_suffix(path: Path) -> str:
+    """The suffix before a compression's."""
+    last = path.suffix.lower()
+    return Path(path.stem).suffix.lower() if last in COMPRESSED else last
 
 
 def _files_of(paths: Sequence[Path]) -> tuple[list[tuple[Path, str]], int]:
@@ -255,7 +264,8 @@ def _read_dataset(path: Path, kind: str, field: str) -> Iterator[tuple[str, str]
             loaded = datasets.load_from_disk(str(path))
             parts = loaded.values() if isinstance(loaded, dict) else [loaded]
         else:
-            parts = [datasets.load_dataset(kind, data_files=str(path), split="train", streaming=True)]
+            options = {"sep": "\t"} if _bare_suffix(path) == ".tsv" else {}
+            parts = [datasets.load_dataset(kind, data_files=str(path), split="train", streaming=True, **options)]
     except Exception as error:
         raise InputError(f"`datasets` cannot read it ({str(error).splitlines()[0]})", where=str(path)) from None
     row = 0

@@ -66,7 +66,7 @@ def _start_ranks() -> None:
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the needles.")
 @click.option("--limit", type=int, help="The first so many items of each task only.")
 @click.option("--sequence-length", type=int, help="Of perplexity instances; default: the model's.")
-@click.option("--batch-tokens", default="16384", show_default=True, help="Tokens per batch.")
+@click.option("--batch-tokens", help="Tokens per batch; default: as many as 1 GiB of logits holds.")
 @click.option("--prepared", type=click.Path(path_type=Path), envvar="OLMO_EXT_EVAL_DATA", help="Folder of --prepare.")
 @click.option("--prepare", "prepare_into", type=click.Path(path_type=Path), help="Fetch what tasks need, then stop.")
 @click.option("--mirror", help="With --prepare: a URL or folder that holds the files.")
@@ -89,7 +89,7 @@ def evaluate(
     seed: int,
     limit: int | None,
     sequence_length: int | None,
-    batch_tokens: str,
+    batch_tokens: str | None,
     prepared: Path | None,
     prepare_into: Path | None,
     mirror: str | None,
@@ -126,8 +126,8 @@ def evaluate(
         raise InputError(f"{depths!r}", where="--depths", right="numbers from 0 to 1")
     if needle_samples < 1 or (limit is not None and limit < 1) or (sequence_length or 2) < 2:
         raise InputError("counts have to be at least 1, a sequence at least 2", where="command line")
-    (tokens,) = _numbers(batch_tokens, int, "--batch-tokens") or (0,)
-    if tokens < 1:
+    (tokens,) = _numbers(batch_tokens, int, "--batch-tokens") or (None,)
+    if tokens is not None and tokens < 1:
         raise InputError(f"{batch_tokens!r}", where="--batch-tokens", right="at least 1")
 
     from olmo_ext.evals.tasks import EvaluationOptions, require_files

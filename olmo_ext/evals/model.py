@@ -162,6 +162,7 @@ def load_hugging_face(folder: Path, *, device: str = "cpu", precision: str = "fp
     from olmo_ext.export.hf import register
 
     transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     register()
     try:
         module = transformers.AutoModelForCausalLM.from_pretrained(

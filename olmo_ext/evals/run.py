@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from olmo_ext.evals.tasks import (
     expand_tasks,
     lambada_file,
     require_files,
+    tokens_per_batch,
 )
 
 
@@ -122,6 +124,7 @@ def evaluate(
     """Every task of one target; rows go into the run's `evals/` after each family, so that a kill loses little."""
     names = check(target, options)
     results: list[Result] = []
+    batch_tokens = tokens_per_batch(options, target.tokenizer.vocab_size)
 
     def keep(family: str, found: list[Result]) -> None:
         results.extend(found)
@@ -137,7 +140,7 @@ def evaluate(
                 target.model,
                 target.tokenizer,
                 token_set,
-                batch_size=max(1, options.batch_tokens // length),
+                batch_size=max(1, batch_tokens // length),
                 limit=options.limit,
                 sequence_length=options.sequence_length,
             )
@@ -148,7 +151,7 @@ def evaluate(
             target.model,
             target.tokenizer,
             lambada_file(options),
-            tokens_per_batch=options.batch_tokens,
+            tokens_per_batch=batch_tokens,
             limit=options.limit,
         )
         keep("lambada", found)
@@ -156,9 +159,7 @@ def evaluate(
         if name in {PERPLEXITY, "lambada", *PERPLEXITY_SETS, *needle.TASKS}:
             continue
         say(f"{target.name}: {name}")
-        found = evaluate_task(
-            target.model, target.tokenizer, name, tokens_per_batch=options.batch_tokens, limit=options.limit
-        )
+        found = evaluate_task(target.model, target.tokenizer, name, tokens_per_batch=batch_tokens, limit=options.limit)
         keep("downstream", found)
     if {name for name, _ in PAPER_B_AVERAGE} <= set(names) and (average := paper_b_average(results)) is not None:
         keep("downstream", [average])
@@ -209,9 +210,9 @@ def _evaluate_needles(
 
 
 def pick_device(name: str) -> str:
-    """`auto` is the GPU where there is one."""
+    """`auto` is the GPU where there is one, a rank's own where torchrun started several."""
     if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:

@@ -33,6 +33,10 @@ GROUPS = {
 }
 
 
+LOGITS_BYTES = 2**30
+"""What the logits of one batch may take in fp32: a vocabulary of 100,352 gets 2,674 tokens, one of 4,096 65,536."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class EvaluationOptions:
     """What the command line settles for every target."""
@@ -46,13 +50,20 @@ class EvaluationOptions:
     text: Path | None = None
     """Running text for haystacks."""
 
-    batch_tokens: int = 16_384
+    batch_tokens: int | None = None
+    """Tokens per batch; None for as many as LOGITS_BYTES hold."""
+
     limit: int | None = None
     sequence_length: int | None = None
     lengths: tuple[int, ...] = ()
     depths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
     needle_samples: int = 5
     seed: int = 0
+
+
+def tokens_per_batch(options: EvaluationOptions, vocab_size: int) -> int:
+    """Tokens per batch for a vocabulary."""
+    return options.batch_tokens or max(1, LOGITS_BYTES // (4 * vocab_size))
 
 
 def lambada_file(options: EvaluationOptions) -> Path:

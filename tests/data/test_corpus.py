@@ -145,10 +145,12 @@ def test_text_in_all_formats_is_read(tmp_path: Path) -> None:
     (folder / "f.csv").write_text("text,id\nfrom csv,1\n")
     pyarrow.parquet.write_table(pyarrow.table({"text": ["from parquet", " "]}), folder / "g.parquet")
     (folder / "h.json").write_text('[{"text": "from json"}]')
+    (folder / "i.tsv").write_text("id\ttext\n1\tfrom tsv\n")
+    (folder / "j.csv.gz").write_bytes(gzip.compress(b"text,id\nfrom csv.gz,1\n"))
     (folder / "picture.png").write_bytes(b"\x89PNG")
     source = FileSource([folder])
     assert [text.removeprefix("from ") for _, text in source.documents()] == (
-        ["md", "txt", "jsonl", "jsonl again", "gz", "zst", "csv", "parquet", "json"]
+        ["md", "txt", "jsonl", "jsonl again", "gz", "zst", "csv", "parquet", "json", "tsv", "csv.gz"]
     )
     assert source.left_out == {"unknown kind of file": 1, "empty": 1}
 

@@ -65,7 +65,9 @@ def test_a_fresh_model_is_near_chance_on_all_items_of_arc_easy_and_sciq(model: A
         assert found["acc"].items == items
         error = found["acc"].stderr
         assert error == pytest.approx(math.sqrt(found["acc"].value * (1 - found["acc"].value) / (items - 1)))
-        assert abs(found["acc"].value - 0.25) < 4 * error
+        # Not exactly a quarter: a model that knows nothing prefers short answers, and the right one is not as often
+        # the shortest.
+        assert abs(found["acc"].value - 0.25) < 0.06 and abs(found["len_norm"].value - 0.25) < 0.06
 
 
 def test_scores_do_not_depend_on_the_batch(model: Any, tokenizer: Any) -> None:
