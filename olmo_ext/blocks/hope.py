@@ -21,12 +21,6 @@ from olmo_ext.shapes.model import FFNSpec
 COMPOSITIONS = ("sequential", "independent")
 
 
-def update_periods(spec: FFNSpec) -> tuple[int, ...]:
-    """Optimizer steps between two updates, per sub-MLP; 1 where the type has none."""
-    given = spec.options.get("update_periods") if spec.type == HopeFFN.name else None
-    return tuple(given) if given else (1,) * spec.num_sub_mlps
-
-
 @register_ffn
 class HopeFFN(MLPType):
     """`num_sub_mlps` levels, of one width or one each."""
@@ -48,3 +42,6 @@ class HopeFFN(MLPType):
 
     def is_parallel(self, spec: FFNSpec) -> bool:
         return spec.options.get("composition", "sequential") == "independent"
+
+    def update_periods(self, spec: FFNSpec) -> tuple[int, ...]:
+        return tuple(spec.options.get("update_periods") or ()) or super().update_periods(spec)

@@ -42,6 +42,10 @@ class FFNType(ABC):
         """Whether all sub-MLPs read what attention has left, instead of one after the other."""
         return False
 
+    def update_periods(self, spec: FFNSpec) -> tuple[int, ...]:
+        """Optimizer steps between two updates of each sub-MLP and its norm."""
+        return (1,) * spec.num_sub_mlps
+
     def check(self, spec: FFNSpec, d_model: int) -> str | None:
         """What is wrong with these widths or options, in words, or None."""
         return None

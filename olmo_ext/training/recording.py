@@ -57,7 +57,11 @@ class Recording:
         if not self._ranks.is_first:
             return
         everything = trainer.should_log_optim_metrics_this_step()
-        values = {name: float(value) for name, value in metrics.items() if everything or name in KEPT}
+        values = {
+            name: float(value)
+            for name, value in metrics.items()
+            if everything or name in KEPT or name.startswith("optim/period")
+        }
         rate = self._tokens / self._seconds
         self._tokens, self._seconds = 0, 0.0
         values["throughput/tokens_per_second"] = rate

@@ -37,6 +37,8 @@ from olmo_ext.training.recording import Recording
 from olmo_ext.training.restore import Restorer
 from olmo_ext.training.saving import Saver
 from olmo_ext.training.signals import StopRequest, TimeLimit, scheduler_end_time
+from olmo_ext.training.unused import unused_keys
+from olmo_ext.training.update_periods import leftover_notes, with_update_periods
 from olmo_ext.upstream.compile import CompileReport
 from olmo_ext.upstream.training import RunTrainer, loop_settings, train_config
 
@@ -138,8 +140,9 @@ class Session:
         loop_settings(cfg, per_rank=per_rank, save_folder=str(self.directory.path))
         self.reporter = lines.Reporter(speaks=ranks.is_first, total=length.steps, progress=self.progress)
         stack.callback(self.reporter.close)
-        for warning in learning_rate_warnings(values, length):
-            self.say(f"note: {warning}")
+        notes = (*unused_keys(values), *learning_rate_warnings(values, length))
+        for note in (*notes, *leftover_notes(self.config.shape, length.steps)):
+            self.say(f"note: {note}")
         if values["precision"] not in (None, cfg.precision):
             self.say(f"note: {cfg.precision} instead of {values['precision']} on this device")
 
@@ -163,7 +166,7 @@ class Session:
             epoch=cfg.epoch,
             model=model,
             dist_model=wrapped,
-            optim=build_optimizer(cfg, wrapped),
+            optim=with_update_periods(build_optimizer(cfg, wrapped), self.config.shape),
             scheduler=build_scheduler(cfg),
             train_loader=loader,
             device=ranks.device,

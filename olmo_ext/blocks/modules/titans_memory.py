@@ -150,7 +150,7 @@ def _silu_slope(z: torch.Tensor) -> torch.Tensor:
     return gate * (1 + z * (1 - gate))
 
 
-def _combined(scale: torch.Tensor, weights: torch.Tensor, more: torch.Tensor | None, momentum: torch.Tensor | None):
+def _combined(scale: torch.Tensor, weights: torch.Tensor, more: torch.Tensor | None, momentum: torch.Tensor | None) -> torch.Tensor:
     """scale * weights (+ more * momentum): matrices of one kind, or products with them."""
     return scale * weights if more is None or momentum is None else scale * weights + more * momentum
 
