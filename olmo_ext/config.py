@@ -48,17 +48,10 @@ NOT_IDENTITY = {
 """Keys that may change when a run is started again; which data it is stands in the data fingerprint."""
 
 IDENTITY = (
-    "model",
-    "data",
-    "optimizer",
-    "scheduler",
-    "tokenizer",
-    "seed",
-    "epoch",
-    "global_train_batch_size",
+    *("model", "data", "optimizer", "scheduler", "tokenizer", "seed", "epoch", "global_train_batch_size"),
+    *("max_duration", "max_grad_norm", "max_grad_norm_ratio", "fast_forward_batches"),
+    *("softmax_auxiliary_loss", "auxiliary_loss_multiplier"),
 )
-IDENTITY += ("max_duration", "max_grad_norm", "max_grad_norm_ratio")
-IDENTITY += ("softmax_auxiliary_loss", "auxiliary_loss_multiplier", "fast_forward_batches")
 SECRET_NAME = re.compile(r"key|token|secret|passw|credential", re.IGNORECASE)
 
 

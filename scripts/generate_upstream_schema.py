@@ -34,7 +34,7 @@ def describe_type(annotation: Any, classes: dict[str, type], enums: dict[str, li
     if origin is dict:
         return {"type": "dict", "items": describe_type(arguments[1], classes, enums), "optional": False}
     if dataclasses.is_dataclass(annotation):
-        classes[annotation.__name__] = annotation  # type: ignore[union-attr,assignment]
+        classes[annotation.__name__] = annotation
         return {"type": f"class:{annotation.__name__}", "optional": False}  # type: ignore[union-attr]
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
         # OmegaConf takes a member of a str enum by its value, and of torch's ShardingStrategy by its name.
