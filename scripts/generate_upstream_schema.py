@@ -33,9 +33,9 @@ def describe_type(annotation: Any, classes: dict[str, type], enums: dict[str, li
         return {"type": "list", "items": describe_type(arguments[0], classes, enums), "optional": False}
     if origin is dict:
         return {"type": "dict", "items": describe_type(arguments[1], classes, enums), "optional": False}
-    if dataclasses.is_dataclass(annotation):
+    if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
         classes[annotation.__name__] = annotation
-        return {"type": f"class:{annotation.__name__}", "optional": False}  # type: ignore[union-attr]
+        return {"type": f"class:{annotation.__name__}", "optional": False}
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
         # OmegaConf takes a member of a str enum by its value, and of torch's ShardingStrategy by its name.
         names = [m.value if isinstance(m.value, str) else m.name for m in annotation]
@@ -61,7 +61,7 @@ def build_schema() -> dict[str, Any]:
         cls = classes[pending[0]]
         hints = typing.get_type_hints(cls)
         fields = {}
-        for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        for field in dataclasses.fields(cls):
             entry = describe_type(hints[field.name], classes, enums)
             if field.default is not dataclasses.MISSING:
                 entry["default"] = plain_default(field.default)
