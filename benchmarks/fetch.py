@@ -64,7 +64,8 @@ async def plain(url: str, starts: np.ndarray, size: int, concurrency: int) -> in
     async def work() -> None:
         nonlocal received
         for start in queue:
-            received += len(await store.get_range_async("tokens.npy", start=start, length=size))
+            body = await store.get_range_async("tokens.npy", start=start, length=size)
+            received += len(body)
 
     await asyncio.gather(*(work() for _ in range(concurrency)))
     return received
@@ -75,6 +76,7 @@ def main() -> None:
     parser.add_argument("--file-mib", type=int, default=1024, help="size of the source")
     parser.add_argument("--instances", type=int, default=12000)
     parser.add_argument("--concurrency", type=int, default=128)
+    parser.add_argument("--memory-mib", type=int, default=96, help="of the windows: reading and writing overlap")
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     from olmo_ext.data.fetch import FetchOptions, SubsetFetch
@@ -110,7 +112,7 @@ def main() -> None:
                 received = asyncio.run(plain(url, starts, size, arguments.concurrency))
                 rates["plain"].append(received / (time.perf_counter() - begin) / 2**20)
                 target = folder / "subset"
-                options = FetchOptions(quiet=True, concurrency=arguments.concurrency)
+                options = FetchOptions(quiet=True, concurrency=arguments.concurrency, memory=arguments.memory_mib << 20)
                 begin = time.perf_counter()
                 job = SubsetFetch(target, manifest, instances=arguments.instances, seed=6198, options=options)
                 report = job.run()

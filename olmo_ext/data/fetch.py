@@ -29,12 +29,13 @@ import numpy as np
 
 from olmo_ext.data.indices import NAMED_BY
 from olmo_ext.data.order import first_of_order
-from olmo_ext.data.plan_requests import Request, plan_requests
+from olmo_ext.data.plan_requests import plan_requests
 from olmo_ext.data.progress import Progress
 from olmo_ext.data.repetition import RepetitionFilter
 from olmo_ext.data.stores import Stores
 from olmo_ext.data.subset import INDEX_NAME, MANIFEST_NAME, SOURCE_NAME, Shard, SubsetManifest
 from olmo_ext.data.survey import SourceManifest
+from olmo_ext.data.window import WindowReader
 from olmo_ext.errors import InputError, WorkError
 from olmo_ext.files import sha256_of_file, sync_directory, write_atomically
 from olmo_ext.quantities import format_bytes
@@ -311,7 +312,13 @@ class SubsetFetch:
 
     async def _fetch(self, states: dict[int, int]) -> None:
         """Read windows ahead of the one being written; requests of several windows share the connections."""
-        gate = asyncio.Semaphore(self.options.concurrency)
+        reader = WindowReader(
+            self.stores,
+            self.files,
+            concurrency=self.options.concurrency,
+            instance_bytes=self.instance_bytes,
+            vocabulary_size=self.manifest.vocabulary_size,
+        )
         windows = self._windows(states)
         total = sum(self.shard_size(shard) for shard in states) * self.instance_bytes
         already = sum(states.values()) * self.instance_bytes
@@ -321,7 +328,7 @@ class SubsetFetch:
             def start_next() -> None:
                 window = next(windows, None)
                 if window is not None:
-                    pending.append((window, asyncio.create_task(self._read_window(window, gate, progress))))
+                    pending.append((window, asyncio.create_task(self._read_window(window, reader, progress))))
 
             try:
                 for _ in range(WINDOWS_AT_ONCE - 1):
@@ -337,48 +344,16 @@ class SubsetFetch:
                     task.cancel()
                 await asyncio.gather(*(task for _, task in pending), return_exceptions=True)
 
-    async def _read_window(self, window: tuple[int, int, int], gate: asyncio.Semaphore, progress: Progress) -> Any:
+    async def _read_window(self, window: tuple[int, int, int], reader: WindowReader, progress: Progress) -> np.ndarray:
         shard, first, end = window
         begin = shard * self.shard_instances
-        wanted = np.asarray(self.index[begin + first : begin + end])
         requests = plan_requests(
-            wanted, ends=self.ends, first_entries=self.first_entries, instance_bytes=self.instance_bytes
+            np.asarray(self.index[begin + first : begin + end]),
+            ends=self.ends,
+            first_entries=self.first_entries,
+            instance_bytes=self.instance_bytes,
         )
-        content = np.empty((end - first, self.instance_bytes), dtype=np.uint8)
-        queue = iter(requests)
-
-        async def work() -> None:
-            for request in queue:
-                async with gate:
-                    await self._read_request(request, content)
-                progress.add(len(request.rows) * self.instance_bytes)
-
-        workers = [asyncio.create_task(work()) for _ in range(min(self.options.concurrency, len(requests)))]
-        try:
-            await asyncio.gather(*workers)
-        finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
-        return content
-
-    async def _read_request(self, request: Request, content: np.ndarray) -> None:
-        vocabulary = self.manifest.vocabulary_size
-
-        def check(body: memoryview) -> None:
-            if vocabulary is None:
-                return
-            for offset in request.offsets:
-                tokens = np.frombuffer(body, np.uint32, self.instance_bytes // 4, offset)
-                if tokens.max() >= vocabulary:
-                    at = int(np.argmax(tokens >= vocabulary))
-                    place = request.start + offset + 4 * at
-                    raise ValueError(f"id {tokens[at]} at offset {place} is beyond the vocabulary of {vocabulary:,}")
-
-        body = await self.stores.read(self.files[request.entry], request.start, request.end, check)
-        whole = np.frombuffer(body, np.uint8)
-        for row, offset in zip(request.rows, request.offsets, strict=True):
-            content[row] = whole[offset : offset + self.instance_bytes]
+        return await reader.read(requests, num_rows=end - first, progress=progress.add)
 
     def _append(self, window: tuple[int, int, int], content: np.ndarray, digest: tuple[int, Any] | None) -> Any:
         """Write a window behind its shard, then say so; finish the shard with its last window.
@@ -386,7 +361,7 @@ class SubsetFetch:
         :param digest: shard and running sha256 where the shard was begun by this call.
         """
         shard, first, end = window
-        kept = np.fromiter((self.filter.keeps(row.view(np.uint32)) for row in content), np.uint8, len(content))
+        kept = self.filter.keeps_each(content.view(np.uint32)).astype(np.uint8)
         for ending, data in (("bin", content), ("mask", kept)):
             with open(self._file(shard, f"{ending}.part"), "ab") as file:
                 if file.tell() != first * (self.instance_bytes if ending == "bin" else 1):

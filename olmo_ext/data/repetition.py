@@ -50,6 +50,24 @@ class RepetitionFilter:
         limit = max(self.repetition_max_count, 3)
         return not any(_repeats(tokens, period) >= limit for period in periods)
 
+    def keeps_each(self, instances: np.ndarray) -> np.ndarray:
+        """`keeps` of each row of (count, sequence_length), shape (count,), bool; they are screened together."""
+        length = instances.shape[1]
+        max_period = min(self.repetition_max_period, length // 3)
+        if self.repetition_max_count < _SMALLEST_SCREENED_COUNT:
+            return np.fromiter((self.keeps(tokens) for tokens in instances), bool, len(instances))
+        plan = _screen(length, self.repetition_min_period, max_period, self.repetition_max_count)
+        kept = np.ones(len(instances), dtype=bool)
+        for begin in range(0, len(instances), _ROWS_AT_ONCE):
+            rows = instances[begin : begin + _ROWS_AT_ONCE]
+            for row in np.flatnonzero(plan.suspects(rows)):
+                kept[begin + row] = self.keeps(rows[row])
+        return kept
+
+
+_ROWS_AT_ONCE = 64
+"""Rows that are screened together: their compared tokens stay in the cache."""
+
 
 def _repeats(tokens: np.ndarray, period: int) -> int:
     """The largest number of repetitions that upstream reports for one period, 0 if it sees none."""
@@ -99,6 +117,21 @@ class _Screen:
         self.at = np.concatenate(at) if at else np.zeros(0, dtype=np.int64)
         self.before = np.concatenate(before) if before else np.zeros(0, dtype=np.int64)
         self.period = np.concatenate(half) if half else np.zeros(0, dtype=np.int64)
+
+    def suspects(self, instances: np.ndarray) -> np.ndarray:
+        """Which rows may hold a long repetition: a superset of those with `periods_to_check`."""
+        equal = instances[:, self.at] == instances[:, self.before]
+        hits = equal[:, :-1] & equal[:, 1:]
+        found = np.zeros(len(instances), dtype=bool)
+        rows, columns = np.nonzero(hits)
+        if len(rows):
+            # A run goes on behind its first position: the neighbours of a chance hit differ.
+            near = np.arange(1, 9)
+            later = np.minimum(self.at[columns, None] + near, instances.shape[1] - 1)
+            earlier = later - self.period[columns, None]
+            alike = (instances[rows[:, None], later] == instances[rows[:, None], earlier]).all(axis=1)
+            found[rows[alike]] = True
+        return found
 
     def periods_to_check(self, tokens: np.ndarray) -> list[int]:
         equal = tokens[self.at] == tokens[self.before]

@@ -57,3 +57,19 @@ def test_the_decision_turns_at_the_same_repetition_as_upstreams(period: int) -> 
             assert decided == upstream_keeps(tokens, chosen)
             decisions.add(decided)
     assert decisions == {True, False}
+
+
+def test_many_instances_are_decided_as_each_one_is() -> None:
+    generator = np.random.default_rng(1)
+    instances = generator.integers(0, 40, (300, 512), dtype=np.uint32)
+    for row in range(0, 300, 3):
+        period, times = int(generator.integers(1, 14)), int(generator.integers(28, 36))
+        start = int(generator.integers(0, 100))
+        instances[row, start : start + period * times] = np.resize(generator.integers(0, 40, period), period * times)[
+            : 512 - start
+        ]
+    for count in (32, 3):
+        chosen = RepetitionFilter(repetition_max_count=count)
+        decided = chosen.keeps_each(instances)
+        assert decided.tolist() == [upstream_keeps(tokens, chosen) for tokens in instances]
+        assert decided.any() and not decided.all()
