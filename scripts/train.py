@@ -27,7 +27,8 @@ def main() -> int:
         error.show()
         return error.exit_code
     except OlmoExtError as error:
-        print(f"olmo-ext: {' '.join(str(error).split())}", file=sys.stderr)
+        who = f"rank {os.environ['RANK']}: " if "RANK" in os.environ else ""
+        print(f"olmo-ext: {who}{' '.join(str(error).split())}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130

@@ -96,7 +96,8 @@ class Restorer:
 
     def _load_moments(self, moments: OptimizerState, where: str) -> None:
         moments = self._renamed(moments)
-        known = {key: tensor for key, own in moments.items() if (tensor := own.get("exp_avg")) is not None}
+        # A level that waits for its first update has a sum of gradients and no moments yet.
+        known = {key: next(t for t in own.values() if t.dim()) for key, own in moments.items() if own}
         missing = sorted(set(self._shapes()) - set(known))
         # Before the first step there is no state at all.
         if moments and missing:

@@ -33,6 +33,7 @@ class StopRequest:
         """Called before a second Ctrl-C ends the process."""
 
         self._first_interrupt: float | None = None
+        self._owner = os.getpid()
         self._previous: dict[int, Any] = {}
 
     @property
@@ -45,6 +46,7 @@ class StopRequest:
             self.reason = reason
 
     def __enter__(self) -> StopRequest:
+        self._owner = os.getpid()
         if threading.current_thread() is threading.main_thread():
             for number in STOP_SIGNALS:
                 self._previous[number] = signal.signal(number, self._handle)
@@ -56,6 +58,11 @@ class StopRequest:
         self._previous.clear()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._owner:
+            # A forked loader worker: the terminal's Ctrl-C reaches it too, and it is its parent's to end.
+            if number == signal.SIGTERM:
+                os._exit(128 + number)
+            return
         name = signal.Signals(number).name
         if number == signal.SIGINT:
             now = time.monotonic()

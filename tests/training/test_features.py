@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -324,3 +325,67 @@ def test_an_environment_set_up_by_halves_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(InputError, match="RANK"):
         check_environment()
+
+
+def test_keys_that_mean_nothing_here_are_said_and_a_dry_run_is_refused(forked, config, tmp_path):
+    from olmo_ext.training.unused import UNUSED, unused_keys
+
+    assert unused_keys(config().values) == []
+    found = unused_keys(config("save_folder=/x", "sharded_checkpointer=local", "save_overwrite=true").values)
+    assert [text.split()[0] for text in found] == ["save_folder", "save_overwrite", "sharded_checkpointer"]
+    assert set(UNUSED) <= set(config().values)
+    with pytest.raises(InputError, match="plan"):
+        unused_keys(config("dry_run=true").values)
+    ended = forked(lambda: train(config("remote_save_folder=s3://x", "max_duration=1"), run_directory=tmp_path / "run"))
+    assert ended.code == 0 and "note: remote_save_folder is not used" in ended.output
+
+
+def test_loader_workers_leave_a_terminals_interrupt_to_the_run(forked, config, tmp_path, same_checkpoint):
+    """Ctrl-C reaches every process of the terminal's group, workers too; two of them read what one process reads."""
+    straight, run = tmp_path / "straight", tmp_path / "run"
+    text = config("data.num_workers=2", "data.prefetch_factor=2", "max_duration=8")
+
+    def interrupted():
+        from olmo_ext.training.session import Session
+
+        os.setpgid(0, 0)
+        original = Session.wants_metrics
+
+        def wants(self: Session, step: int) -> bool:
+            if step == 3:
+                os.killpg(0, signal.SIGINT)
+            return original(self, step)
+
+        Session.wants_metrics = wants  # type: ignore[method-assign]
+        return train(text, run_directory=run)
+
+    assert forked(lambda: train(config("max_duration=8"), run_directory=straight)).code == 0
+    ended = forked(interrupted)
+    assert ended.code == 75 and ended.output.count("SIGINT: saving a checkpoint") == 1, ended.output
+    assert forked(lambda: train(text, run_directory=run)).code == 0
+    same_checkpoint(straight / "checkpoints/step8", run / "checkpoints/step8")
+
+
+def test_a_progress_bar_on_a_terminal(heavy, config, tmp_path):
+    import pty
+
+    pid, terminal = pty.fork()
+    if pid == 0:
+        signal.alarm(0)
+        sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1, closefd=False)
+        try:
+            os._exit(train(config("max_duration=3"), run_directory=tmp_path / "run"))
+        finally:
+            os._exit(1)
+    shown = b""
+    while True:
+        try:
+            part = os.read(terminal, 4096)
+        except OSError:
+            break
+        if not part:
+            break
+        shown += part
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, shown.decode(errors="replace")
+    text = shown.decode(errors="replace")
+    assert "3/3" in text and "training" not in text.splitlines()[-1] and "held-out/CrossEntropyLoss" in text
