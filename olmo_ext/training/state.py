@@ -46,12 +46,16 @@ def gather(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Te
     """
     first = not dist.is_initialized() or dist.get_rank() == 0
     if isinstance(model, FSDP):
-        with _full_state(model):
+        from olmo_ext.training.update_periods import equal_entries
+
+        with _full_state(model), equal_entries(optimizer) as superfluous:
             weights = {clean_name(name): tensor for name, tensor in model.state_dict().items()}
             moments = FSDP.optim_state_dict(model, optimizer)
         if not first:
             return {}, {}
         states = {clean_name(name): dict(state) for name, state in moments["state"].items()}
+        for name, key in superfluous:
+            states[name].pop(key, None)
     else:
         if not first:
             return {}, {}

@@ -16,6 +16,8 @@ gradients unapplied, and says so: a longer run then goes on as if it had never e
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -89,6 +91,26 @@ def _split(group: dict[str, Any], periods: tuple[int, ...]) -> list[dict[str, An
         for period, own in sorted(members.items())
         if own
     ]
+
+
+@contextmanager
+def equal_entries(optimizer: Any) -> Iterator[list[tuple[str, str]]]:
+    """Sums for all parameters while FSDP gathers its state: it wants the same entries for all that share a tensor.
+
+    :returns: (parameter, entry) of those that are not to be kept.
+    """
+    added, superfluous = [], []
+    if any(group.get("update_period", 1) > 1 for group in optimizer.param_groups):
+        for group in (group for group in optimizer.param_groups if group["update_period"] == 1):
+            superfluous += [(clean_name(name), key) for name in group["param_names"] for key in (SUM, COUNT)]
+            for state in (optimizer.state[p] for p in group["params"] if optimizer.state.get(p)):
+                state |= {SUM: torch.zeros_like(state["exp_avg"]), COUNT: torch.tensor(0.0)}
+                added.append(state)
+    try:
+        yield superfluous
+    finally:
+        for state in added:
+            del state[SUM], state[COUNT]
 
 
 class _Levels:
