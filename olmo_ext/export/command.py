@@ -42,7 +42,7 @@ def export(run: Path, output: Path, step: int | None, tokenizer: str | None, as_
         result,
         as_json,
         f"{output}: {result.architecture}, {result.parameters:,} parameters, "
-        f"verified on {result.verified_tokens} tokens\n"
+        f"verified on {result.verified_tokens} tokens (logits within {result.largest_difference:.0e} of their scale)\n"
         f'AutoModelForCausalLM.from_pretrained("{output}"{code})',
     )
 

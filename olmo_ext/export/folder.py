@@ -30,6 +30,8 @@ class Exported:
     architecture: str
     parameters: int
     verified_tokens: int
+    largest_difference: float
+    """Of the logits from the OLMo model's, relative to the largest logit, fp32."""
 
 
 def name_table(model: Mapping[str, Any], shape: ModelShape, model_type: str) -> list[Entry]:
@@ -140,7 +142,7 @@ def export_model(
         hugging_face = verify.load(aside)
         if type(hugging_face).__name__ != architecture:
             raise verify.MismatchError(f"loaded as {type(hugging_face).__name__}, not as {architecture}")
-        verify.compare_models(olmo, hugging_face, tokens)
+        difference = verify.compare_models(olmo, hugging_face, tokens)
         verify.compare_generation(hugging_face, tokens)
         verify.compare_saved_again(hugging_face, tokens)
         verify.compare_tokenizer(aside, tokenizer.encode)
@@ -157,4 +159,5 @@ def export_model(
         architecture=architecture,
         parameters=sum(parameter.numel() for parameter in hugging_face.parameters()),
         verified_tokens=tokens.numel(),
+        largest_difference=difference,
     )

@@ -1,6 +1,9 @@
 """Whether a Hugging Face folder computes what the OLMo model computes, on real tokens and from the disk.
 
-Tolerances are absolute, 1e-5 of the largest logit (of the largest update for a layer), in fp32.
+Tolerances are absolute, 1e-5 of the largest logit (of the largest update for a layer), in fp32. In a deep model with
+large weights fp32 itself is no better than that: where the OLMo model's own cached decoding differs from its full forward
+by more than a quarter of it, four times that difference is allowed for logits, and 1e-4 at most. Layers are compared one
+by one, so depth adds nothing there.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import torch
 from olmo_ext.errors import WorkError
 
 TOLERANCE = 1e-5
+LARGEST_TOLERANCE = 1e-4
 CACHED_TOKENS = 16
 """Tokens that are decoded one by one with the cache."""
 
@@ -119,11 +123,18 @@ def compare_layers(olmo: Any, hugging_face: Any, tokens: torch.Tensor) -> None:
         raise MismatchError(f"{', '.join(wrong)} computes something else than the OLMo model")
 
 
-def _compare_logits(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
-    scale = expected.abs().max()
-    difference = (found - expected).abs().max() / scale
-    if not difference <= TOLERANCE:
-        raise MismatchError(f"{what}: logits differ by {difference:.1e} of their scale, allowed {TOLERANCE:.0e}")
+def _difference(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Largest difference, relative to the largest logit; not a number if one of them is none."""
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+def _decode(step: Callable[[torch.Tensor, Any], tuple[torch.Tensor, Any]], tokens: torch.Tensor) -> torch.Tensor:
+    """Logits of the first tokens, one by one with the cache."""
+    cache, logits = None, []
+    for position in range(min(CACHED_TOKENS, tokens.shape[1])):
+        one, cache = step(tokens[:, position : position + 1], cache)
+        logits.append(one)
+    return torch.cat(logits, dim=1)
 
 
 def _cache_of(output: Any) -> Any:
@@ -132,21 +143,34 @@ def _cache_of(output: Any) -> Any:
 
 
 @torch.no_grad()
-def compare_models(olmo: Any, hugging_face: Any, tokens: torch.Tensor) -> None:
-    """Layers, logits, and decoding token by token with the cache.
+def compare_models(olmo: Any, hugging_face: Any, tokens: torch.Tensor) -> float:
+    """Layers, logits, and decoding token by token with the cache; returns the largest difference of the logits.
 
     :raises MismatchError: saying what differs, and which layer if it is one.
     """
     compare_layers(olmo, hugging_face, tokens)
-    expected = olmo(tokens).logits
-    _compare_logits(hugging_face(tokens, use_cache=False).logits, expected, "the whole model")
-    cache, steps = None, []
-    for position in range(min(CACHED_TOKENS, tokens.shape[1])):
+
+    def olmo_step(token: torch.Tensor, cache: Any) -> tuple[torch.Tensor, Any]:
+        output = olmo(token, past_key_values=cache, use_cache=True)
+        return output.logits, output.attn_key_values
+
+    def hugging_face_step(token: torch.Tensor, cache: Any) -> tuple[torch.Tensor, Any]:
         # `past_key_values` is what every version of transformers takes.
-        output = hugging_face(tokens[:, position : position + 1], past_key_values=cache, use_cache=True)
-        cache = _cache_of(output)
-        steps.append(output.logits)
-    _compare_logits(torch.cat(steps, dim=1), expected[:, : len(steps)], "decoding with the cache")
+        output = hugging_face(token, past_key_values=cache, use_cache=True)
+        return output.logits, _cache_of(output)
+
+    expected = olmo(tokens).logits
+    start = expected[:, :CACHED_TOKENS]
+    noise = _difference(_decode(olmo_step, tokens), start)
+    allowed = min(max(TOLERANCE, 4 * noise), LARGEST_TOLERANCE)
+    differences = {
+        "the whole model": _difference(hugging_face(tokens, use_cache=False).logits, expected),
+        "decoding with the cache": _difference(_decode(hugging_face_step, tokens), start),
+    }
+    for what, difference in differences.items():
+        if not difference <= allowed:
+            raise MismatchError(f"{what}: logits differ by {difference:.1e} of their scale, allowed {allowed:.0e}")
+    return max(differences.values())
 
 
 @torch.no_grad()

@@ -138,6 +138,17 @@ def test_a_wrong_conversion_is_refused_by_layer_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_cache_that_forgets_is_refused(make_run, tmp_path, monkeypatch):
+    from olmo_ext.cli import cli
+    from olmo_ext.errors import WorkError
+    from olmo_ext.export import verify
+
+    monkeypatch.setattr(verify, "_cache_of", lambda output: None)
+    with pytest.raises(WorkError, match="decoding with the cache: logits differ"):
+        cli.main(["export", str(make_run("tapered")), "-o", str(tmp_path / "out")], standalone_mode=False)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_target_that_exists_is_not_touched(make_run, tmp_path):
     from olmo_ext.cli import cli
     from olmo_ext.errors import InputError
