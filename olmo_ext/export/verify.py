@@ -1,9 +1,9 @@
 """Whether a Hugging Face folder computes what the OLMo model computes, on real tokens and from the disk.
 
 Tolerances are absolute, 1e-5 of the largest logit (of the largest update for a layer), in fp32. In a deep model with
-large weights fp32 itself is no better than that: where the OLMo model's own cached decoding differs from its full forward
-by more than a quarter of it, four times that difference is allowed for logits, and 1e-4 at most. Layers are compared one
-by one, so depth adds nothing there.
+large weights fp32 itself is no better than that: where the OLMo model's own cached decoding differs from its full
+forward by more than a quarter of it, four times that difference is allowed for logits, and 1e-4 at most. Layers are
+compared one by one, so depth adds nothing there.
 """
 
 from __future__ import annotations
