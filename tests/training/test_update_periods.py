@@ -1,4 +1,4 @@
-"""Levels of Hope's FFN that are updated every C-th step: against AdamW by hand, restarts, ranks, and the plain stack."""
+"""Levels of Hope's FFN that are updated every C-th step: AdamW by hand, restarts, ranks, and the plain stack."""
 
 from __future__ import annotations
 
