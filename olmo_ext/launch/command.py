@@ -25,6 +25,7 @@ from olmo_ext.errors import EXIT_DONE, InputError
 @click.option("--time", "time_limit", help="Slurm's time limit of one attempt: 12:00:00, 1-00:00:00, 45m.")
 @click.option("--fetch", "fetch_parts", type=click.IntRange(min=1), metavar="N",
               help="Fetch the sweep's subset first, as an array of N jobs.")  # fmt: skip
+@click.option("--fetch-from", "fetch_source", help="A source or manifest of `data fetch`; its default if left out.")
 @click.option("--no-compare", is_flag=True, help="Queue no comparison at the end.")
 def launch(
     sweep_file: Path,
@@ -38,6 +39,7 @@ def launch(
     throttle: int | None,
     time_limit: str | None,
     fetch_parts: int | None,
+    fetch_source: str | None,
     no_compare: bool,
 ) -> int:
     """Run what is missing of a sweep: on this machine, or as Slurm jobs on a node type.
@@ -57,6 +59,7 @@ def launch(
         throttle=throttle,
         time_limit=time_limit,
         fetch_parts=fetch_parts,
+        fetch_source=fetch_source,
         compare=not no_compare,
     )
     return launch_slurm(sweep_file, overrides, runs_directory, request=request, dry_run=dry_run)

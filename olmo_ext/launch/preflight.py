@@ -26,7 +26,7 @@ class Findings:
     warnings: list[str] = field(default_factory=list)
     facts: list[str] = field(default_factory=list)
     settings: dict[str, list[str]] = field(default_factory=dict)
-    """How runs will run (the node rule's choices in words) -> the runs."""
+    """How runs will run (the node rule's choices in words) -> their groups."""
 
     def add_error(self, text: str) -> None:
         if text not in self.errors:
@@ -38,15 +38,21 @@ class Findings:
 
 
 def preflight(
-    sweep: Sweep, missing: Sequence[SweepRun], sweep_directory: Path, *, placement: Placement | None = None
+    sweep: Sweep,
+    missing: Sequence[SweepRun],
+    sweep_directory: Path,
+    *,
+    placement: Placement | None = None,
+    will_be_fetched: bool = False,
 ) -> Findings:
     """Check the runs that are about to start.
 
     :param placement: the node type and numbers; None for this machine.
+    :param will_be_fetched: whether a job before them brings the training data.
     """
     findings = Findings()
     checks: list[Callable[[], None]] = [
-        lambda: _check_data(missing, findings),
+        lambda: _check_data(missing, findings, will_be_fetched=will_be_fetched),
         lambda: _check_space(missing, sweep_directory, findings),
         lambda: _check_orders(sweep, missing, findings),
     ]
@@ -74,7 +80,9 @@ def _check_run(sweep: Sweep, run: SweepRun, placement: Placement | None, finding
     check_names(values, sweep=sweep.name, run=run.name)
     if placement is not None:
         needed, memory = estimate(run.config, placement).total, placement.node.gpu.usable_memory
-        findings.settings.setdefault(describe(run.config, placement), []).append(run.name)
+        groups = findings.settings.setdefault(describe(run.config, placement), [])
+        if run.group not in groups:
+            groups.append(run.group)
         if needed > memory:
             raise InputError(
                 f"a step needs {format_bytes(needed)} a GPU, {placement.node.gpu.name} has {format_bytes(memory)}",
@@ -89,7 +97,7 @@ def _data_key(run: SweepRun) -> str:
     return json.dumps([needed, values["model"]["max_sequence_length"], values["model"]["vocab_size"]], default=str)
 
 
-def _check_data(runs: Sequence[SweepRun], findings: Findings) -> None:
+def _check_data(runs: Sequence[SweepRun], findings: Findings, *, will_be_fetched: bool) -> None:
     """The training data is there, is whole, and is long enough; so are the evaluation sets."""
     from olmo_ext.data.fingerprint import data_fingerprint, evaluation_fingerprints
 
@@ -100,8 +108,8 @@ def _check_data(runs: Sequence[SweepRun], findings: Findings) -> None:
             findings.add_warning("data.paths are remote: their length is seen when a run starts")
             continue
         try:
-            found = data_fingerprint(values)
-            _check_length(values, found)
+            if not will_be_fetched:
+                _check_length(values, data_fingerprint(values))
             evaluation_fingerprints(values)
         except InputError as error:
             findings.add_error(str(error))

@@ -45,6 +45,7 @@ class SlurmRequest:
     throttle: int | None = None
     time_limit: str | None = None
     fetch_parts: int | None = None
+    fetch_source: str | None = None
     compare: bool = True
 
 
@@ -106,7 +107,9 @@ class _Launch:
         parts = self.request.fetch_parts
         assert parts is not None
         return sbatch_command(
-            fetch_arguments([member.run.config.values for member in self.missing], parts=parts),
+            fetch_arguments(
+                [member.run.config.values for member in self.missing], parts=parts, source=self.request.fetch_source
+            ),
             launch_folder=folder,
             job_name=f"{self.sweep.name}-fetch",
             site=self.site,
@@ -222,7 +225,15 @@ def launch_slurm(
         limits=read_limits() if has_slurm else Limits(),
         missing=[member for member in members if not member.is_done and member.run.name not in busy],
     )
-    findings = preflight(sweep, [member.run for member in launch.missing], sweep_directory, placement=placement)
+    if request.fetch_parts and launch.missing:
+        launch.fetch_command(sweep_directory)  # refuses what cannot be fetched
+    findings = preflight(
+        sweep,
+        [member.run for member in launch.missing],
+        sweep_directory,
+        placement=placement,
+        will_be_fetched=bool(request.fetch_parts),
+    )
     if has_slurm and launch.missing:
         _check_with_slurm(launch, script, findings)
     _tell(launch, members, busy, findings, has_slurm=has_slurm)
@@ -264,9 +275,8 @@ def _tell(
         name = member.run.name
         what = "to be queued" if name in missing else f"in the queue as {busy[name]}" if name in busy else "done"
         click.echo(f"  {name}: {what}")
-    for text, names in findings.settings.items():
-        which = "all of these" if len(names) == len(launch.missing) > 1 else ", ".join(names)
-        click.echo(f"{which}: {text}")
+    for text, groups in findings.settings.items():
+        click.echo(f"{'all' if len(findings.settings) == 1 else ', '.join(groups)}: {text}")
     for text in findings.facts:
         click.echo(text)
     for text in findings.warnings:

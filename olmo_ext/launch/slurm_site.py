@@ -40,9 +40,9 @@ class Site:
     values: dict[str, str] = field(default_factory=dict)
 
     def get(self, name: str, node_type: str | None = None) -> str | None:
-        """A setting; `NAME_<NODE TYPE>` wins over `NAME`."""
-        suffix = re.sub(r"\W", "_", node_type).upper() if node_type else None
-        return (self.values.get(f"{name}_{suffix}") if suffix else None) or self.values.get(name) or None
+        """A setting; `NAME_<NODE TYPE>` wins over `NAME`, also where it is empty."""
+        own = f"{name}_{re.sub(r'[^A-Za-z0-9]', '_', node_type or '').upper()}"
+        return self.values.get(own, self.values.get(name)) or None
 
     def options(self, node_type: str | None) -> list[str]:
         """More options for sbatch, as they are to be given."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import json
 import os
 import platform
 import re
@@ -15,6 +16,7 @@ from typing import Any
 
 import olmo_ext
 from olmo_ext.config import RunConfig
+from olmo_ext.rundir import RunDirectory
 
 PACKAGES = ("ai2-olmo", "torch", "numpy", "omegaconf", "datasets", "safetensors", "tokenizers", "transformers", "wandb")
 SECRET = re.compile(r"(?i)^([\w.\-]*(?:key|token|secret|passw|credential)[\w.\-]*=).+")
@@ -37,6 +39,9 @@ def _git(*arguments: str) -> str | None:
 
 def code_revision() -> dict[str, Any]:
     """Version; git revision and a hash of the uncommitted changes where the package is a checkout."""
+    frozen = Path(olmo_ext.__file__).parent.parent / "code.json"
+    if frozen.is_file():  # a copy that `launch` made: olmo_ext.launch.freeze
+        return json.loads(frozen.read_text())["code"]
     revision, digest = None, None
     # A checkout that merely contains an environment with the package says nothing about the package.
     if _git("ls-files", "--error-unmatch", "__init__.py") is not None:
@@ -113,3 +118,27 @@ def shape_json(config: RunConfig) -> dict[str, Any]:
     sizes = {"d_model": shape.d_model, "n_layers": shape.n_layers, "layers": layers}
     budget = config.budget.to_json() if config.budget is not None else None
     return {**sizes, **config.counts.to_json(), "budget": budget}
+
+
+def describe_run(
+    config: RunConfig,
+    *,
+    directory: RunDirectory,
+    device: str,
+    world_size: int,
+    data: dict[str, Any],
+    evaluation: dict[str, str],
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Write config.yaml, shape.json and provenance.json; returns the last two's content, provenance first.
+
+    :param data: the training data's fingerprint (`data_fingerprint`).
+    :param evaluation: the validation sets' fingerprints by label.
+    """
+    about_data = {name: data[name] for name in ("fingerprint", "order_seed", "instances")}
+    about_data |= {"tokenizer": config.values["tokenizer"]["identifier"], "evaluation": evaluation}
+    provenance = build_provenance(device=device, world_size=world_size, data=about_data)
+    shape = shape_json(config)
+    directory.write_config(config.values)
+    directory.write_shape(shape)
+    directory.write_provenance(provenance)
+    return provenance, shape

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 from collections.abc import Iterator
@@ -47,7 +48,8 @@ def test_both_scripts_by_hand(project_with_training: Project) -> None:
         log = (project.path / f"olmo-ext-{job}.log").read_text()
         assert "attempt 1 of" in log and "done at step 10" in log
         revision = directory.read_provenance()["code"]
-        assert revision["version"] and (directory.path / "code" / "olmo_ext" / "cli.py").is_file()
+        assert revision == json.loads((directory.path / "code" / "code.json").read_text())["code"]
+        assert (directory.path / "code" / "olmo_ext" / "cli.py").is_file()
     # The same command again finds the run finished; an element that the sweep does not have is refused.
     again = project.sbatch("-p", "ada", "--gpus-per-node=1", "--cpus-per-task=4", "--mem=2G", "slurm/rtx6000ada.sbatch",
                            "base.yaml", "run_name=by hand on rtx6000ada", "precision=fp32", "compile=null")  # fmt: skip

@@ -1,0 +1,167 @@
+"""What is said before anything starts, and how a config is fitted to a node."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from olmo_ext.errors import InputError
+from olmo_ext.launch.freeze import freeze_code, link_code
+from olmo_ext.launch.preflight import preflight
+from olmo_ext.launch.rule import Placement, estimate, node_settings
+from olmo_ext.launch.sweep import load_sweep
+from olmo_ext.nodes import load_hardware
+
+BASE = """
+model: {d_model: 64, n_heads: 4, n_layers: 2, max_sequence_length: 8, vocab_size: 256, embedding_size: 256,
+        ffn: {d_ff: 128}}
+tokenizer: {identifier: none}
+data: {paths: [tokens.bin], memmap_dtype: uint16}
+scheduler: {name: constant}
+max_duration: 5
+global_train_batch_size: 8
+device_train_microbatch_size: 8
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "base.yaml").write_text(BASE)
+    np.arange(256, dtype=np.uint16).tofile(tmp_path / "tokens.bin")
+    return tmp_path
+
+
+def findings(project: Path, text: str = "", overrides: tuple[str, ...] = (), placement: Placement | None = None):
+    (project / "sweep.yaml").write_text("base: base.yaml\n" + text)
+    sweep = load_sweep(project / "sweep.yaml", overrides)
+    return preflight(sweep, sweep.runs, project / "runs" / sweep.name, placement=placement)
+
+
+def place(name: str, num_nodes: int, gpus: int) -> Placement:
+    return Placement(node=load_hardware().node(name), num_nodes=num_nodes, gpus_per_node=gpus)
+
+
+def test_a_sweep_that_can_run_has_no_errors(project: Path) -> None:
+    found = findings(project, "seeds: [1, 2]")
+    assert found.errors == found.warnings == []
+    assert found.facts[0].startswith("checkpoints: at least")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (("data.paths=[absent.bin]",), "absent.bin"),
+        (("global_train_batch_size=64",), "instances, less than one batch of 64"),
+        (("device_train_microbatch_size=3",), "do not divide into micro-batches of 3"),
+        (("wandb.project=p", f"wandb.entity={'e' * 200}"), "200 characters"),
+        (("data.subset=nowhere", "data.paths=null"), "not a subset"),
+    ],
+)
+def test_what_would_fail_is_named_once_for_the_whole_sweep(project: Path, overrides, says: str) -> None:
+    found = findings(project, "seeds: [1, 2, 3]", overrides)
+    assert len([text for text in found.errors if says in text]) == (3 if "micro-batches" in says else 1), found.errors
+
+
+def test_a_disk_too_small_for_the_newest_checkpoints_is_refused(project: Path, monkeypatch) -> None:
+    real = shutil.disk_usage(project)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: real._replace(free=1000))
+    assert "2 runs need" in findings(project, "seeds: [1, 2]").errors[0]
+
+
+def test_orders_of_the_data_that_are_the_same_are_told(project: Path) -> None:
+    found = findings(project, "seeds: [1, 2]\nseeds_change_data: true", ("max_duration=2ep",))
+    assert any("data.seed 1 epoch 1 and data.seed 2 epoch 0 are the same order" in text for text in found.warnings)
+    assert not findings(project, "seeds: [1, 2]", ("max_duration=2ep",)).warnings
+
+
+def test_a_warm_up_longer_than_the_run_is_told(project: Path) -> None:
+    found = findings(project, "", ("scheduler.name=cosine_with_warmup", "scheduler.t_warmup=10"))
+    assert "peak learning rate is never reached" in found.warnings[0]
+
+
+# -- the node rule -------------------------------------------------------------------------------------------------
+
+LARGE = (
+    BASE.replace("d_model: 64", "d_model: 4096")
+    .replace("n_heads: 4", "n_heads: 32")
+    .replace("d_ff: 128", "d_ff: 11008")
+)
+LARGE = LARGE.replace("n_layers: 2", "n_layers: 32").replace("max_sequence_length: 8", "max_sequence_length: 4096")
+
+
+def test_small_models_are_replicated_and_large_ones_sharded(project: Path) -> None:
+    (project / "large.yaml").write_text(LARGE)
+    small = load_sweep(project / "base.yaml").runs[0].config
+    large = load_sweep(project / "large.yaml").runs[0].config
+    assert node_settings(small, place("b200", 1, 8))["distributed_strategy"] == "ddp"
+    settings = node_settings(large, place("b200", 1, 8))
+    assert (settings["distributed_strategy"], settings["fsdp.sharding_strategy"]) == ("fsdp", "FULL_SHARD")
+    assert node_settings(large, place("rtx6000ada", 2, 4))["fsdp.sharding_strategy"] == "HYBRID_SHARD"
+    with pytest.raises(InputError, match="not even one sequence"):
+        node_settings(large, place("rtx6000ada", 1, 1))
+    with pytest.raises(InputError, match="does not divide over 3 ranks"):
+        node_settings(small, place("b200", 1, 3))
+
+
+def test_the_largest_micro_batch_that_fits_is_taken(project: Path) -> None:
+    (project / "large.yaml").write_text(LARGE)
+    placement = place("b200", 1, 8)
+    run = load_sweep(
+        project / "large.yaml", ["global_train_batch_size=512"], rule=lambda c: node_settings(c, placement)
+    )
+    # The file itself says 8: it wins over the rule.
+    assert run.runs[0].config.values["device_train_microbatch_size"] == 8
+    (project / "child.yaml").write_text("extends: large.yaml\nglobal_train_batch_size: 512")
+    config = load_sweep(project / "child.yaml", rule=lambda c: node_settings(c, placement)).runs[0].config
+    assert config.values["device_train_microbatch_size"] != 8 and config.values["precision"] == "amp_bf16"
+    memory = placement.node.gpu.usable_memory
+    assert estimate(config, placement).total <= 0.92 * memory
+    micro_batch = config.values["device_train_microbatch_size"]
+    assert micro_batch == 64 or estimate(
+        load_sweep(
+            project / "child.yaml",
+            [f"device_train_microbatch_size={2 * micro_batch}"],
+            rule=lambda c: node_settings(c, placement),
+        ).runs[0].config,
+        placement,
+    ).total > 0.92 * memory  # fmt: skip
+
+
+def test_the_rule_changes_nothing_that_makes_the_run(project: Path) -> None:
+    plain = load_sweep(project / "base.yaml").runs[0].config
+    (project / "child.yaml").write_text("extends: base.yaml\nrun_name: base")
+    fitted = load_sweep(project / "child.yaml", rule=lambda c: node_settings(c, place("b200", 1, 8))).runs[0].config
+    assert fitted.values != plain.values and fitted.identity() == plain.identity()
+
+
+# -- frozen code ---------------------------------------------------------------------------------------------------
+
+
+def test_frozen_code_is_the_package_as_it_is_stored_once(tmp_path: Path, monkeypatch) -> None:
+    import olmo_ext
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_plugin.py").write_text("x = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    code = freeze_code(tmp_path / "sweep", ["my_plugin"])
+    package = Path(olmo_ext.__file__).parent
+    for path in package.rglob("*.py"):
+        assert (code / "olmo_ext" / path.relative_to(package)).read_bytes() == path.read_bytes()
+    assert (code / "my_plugin.py").read_text() == "x = 1\n"
+    description = json.loads((code / "code.json").read_text())
+    assert description["code"]["version"] == olmo_ext.__version__ and description["files_sha256"].startswith(code.name)
+    assert freeze_code(tmp_path / "sweep", ["my_plugin"]) == code
+    (tmp_path / "my_plugin.py").write_text("x = 2\n")
+    assert freeze_code(tmp_path / "sweep", ["my_plugin"]) != code
+    assert (code / "my_plugin.py").read_text() == "x = 1\n"
+    link_code(tmp_path / "sweep" / "run", code)
+    link_code(tmp_path / "sweep" / "run", code)
+    assert os.readlink(tmp_path / "sweep" / "run" / "code") == f"../.code/{code.name}"
+    with pytest.raises(InputError, match="plugin 'absent'"):
+        freeze_code(tmp_path / "sweep", ["absent"])
