@@ -11,8 +11,15 @@ from typing import Any
 import torch
 
 from olmo_ext.errors import InputError
+from olmo_ext.shapes.model import ModelShape
 from olmo_ext.training import checkpoint as files
 from olmo_ext.training.state import OptimizerState, Tensors
+
+MEANING = [
+    *("norm_after", "attention_layer_norm", "layer_norm_type", "layer_norm_eps", "activation_type"),
+    *("rope", "rope_theta", "weight_tying", "include_bias", "scale_logits"),
+]
+"""Keys that change what a model computes with the same tensors."""
 
 
 @dataclass(kw_only=True)
@@ -25,9 +32,12 @@ class Found:
     """`step`, `tokens`, `epoch`, `examples_seen_this_epoch`."""
 
 
-def load_foreign(load_path: str, *, with_optimizer: bool, with_position: bool) -> Found:
+def load_foreign(
+    load_path: str, *, model: Mapping[str, Any], shape: ModelShape, with_optimizer: bool, with_position: bool
+) -> Found:
     """Read the parts that are asked for.
 
+    :param model: the `model` section of the run that starts, with its shape.
     :param with_optimizer: False for `reset_optimizer_state`.
     :param with_position: False for `reset_trainer_state`.
     :raises InputError: if `load_path` is no checkpoint, or lacks a part that is asked for.
@@ -44,7 +54,7 @@ def load_foreign(load_path: str, *, with_optimizer: bool, with_position: bool) -
     if (path / "model.pt").is_file():
         return _olmo_unsharded(path, with_optimizer=with_optimizer, with_position=with_position)
     if (path / "config.json").is_file():
-        return _hugging_face(path, with_optimizer=with_optimizer, with_position=with_position)
+        return _hugging_face(path, model, shape, with_optimizer=with_optimizer, with_position=with_position)
     raise InputError(
         "no checkpoint",
         where=f"load_path {path}",
@@ -111,17 +121,35 @@ def _clean(name: str) -> str:
     return name.replace("_fsdp_wrapped_module.", "").removeprefix("module.")
 
 
-def _hugging_face(path: Path, *, with_optimizer: bool, with_position: bool) -> Found:
+def _hugging_face(
+    path: Path, model: Mapping[str, Any], shape: ModelShape, *, with_optimizer: bool, with_position: bool
+) -> Found:
+    import json
+
+    from olmo_ext.config import differing_keys, load_run_config
+    from olmo_ext.export.configs import model_section
+    from olmo_ext.export.folder import name_table
+    from olmo_ext.export.importer import read_weights
+    from olmo_ext.export.names import to_olmo
+
+    where = f"load_path {path}"
     if with_optimizer or with_position:
         raise InputError(
             "a Hugging Face folder holds weights only",
-            where=f"load_path {path}",
+            where=where,
             right="reset_optimizer_state: true and reset_trainer_state: true",
         )
-    try:
-        from olmo_ext.export.reading import olmo_state_from_hugging_face
-    except ImportError:
+    config = json.loads((path / "config.json").read_text())
+    loaded = load_run_config({"model": model_section(config, where=str(path / "config.json"))})
+    theirs, ours = ({key: section[key] for key in MEANING} for section in (loaded.values["model"], model))
+    for meaning, of in ((theirs, loaded.shape), (ours, shape)):
+        meaning["n_heads, n_kv_heads"] = [(each.attention.n_heads, each.attention.n_kv_heads) for each in of.layers]
+    if differing := differing_keys(ours, theirs, "model"):
         raise InputError(
-            "Hugging Face folders are not read here", where=f"load_path {path}", right="`olmo-ext import` it first"
-        ) from None
-    return Found(weights=olmo_state_from_hugging_face(path))
+            f"the folder's weights mean something else: {'; '.join(differing)}", where=where, right="the same settings"
+        )
+    tensors = {name: tensor.float() for name, tensor in read_weights(path).items()}
+    if shape.weight_tying:
+        tensors.pop("lm_head.weight", None)
+    table = name_table(model, shape, config["model_type"])
+    return Found(weights=to_olmo(tensors, table, where=where))

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from olmo.torch_util import seed_all
 
+from olmo_ext.config import RunConfig
 from olmo_ext.errors import InputError
 from olmo_ext.training import checkpoint as files
 from olmo_ext.training.distributed import Ranks
@@ -25,12 +26,10 @@ from olmo_ext.upstream.training import RunTrainer
 
 
 class Restorer:
-    """:param values: the run's resolved config."""
+    """:param trainer: at step 0, with its initial weights."""
 
-    def __init__(
-        self, trainer: RunTrainer, *, values: Mapping[str, Any], ranks: Ranks, say: Callable[[str], None]
-    ) -> None:
-        self.trainer, self.values, self.ranks, self.say = trainer, values, ranks, say
+    def __init__(self, trainer: RunTrainer, *, config: RunConfig, ranks: Ranks, say: Callable[[str], None]) -> None:
+        self.trainer, self.config, self.values, self.ranks, self.say = trainer, config, config.values, ranks, say
 
     def fresh(self) -> None:
         """Begin at step 0."""
@@ -62,7 +61,13 @@ class Restorer:
         trainer = self.trainer
         where = f"load_path {load_path}"
         new_optimizer, new_position = self.values["reset_optimizer_state"], self.values["reset_trainer_state"]
-        found = load_foreign(load_path, with_optimizer=not new_optimizer, with_position=not new_position)
+        found = load_foreign(
+            load_path,
+            model=self.values["model"],
+            shape=self.config.shape,
+            with_optimizer=not new_optimizer,
+            with_position=not new_position,
+        )
         self._load_weights(found.weights, where)
         if not new_optimizer:
             assert found.moments is not None

@@ -11,36 +11,26 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import torch
-from olmo.config import DistributedStrategy
-from olmo.optim import build_optimizer, build_scheduler
-from olmo.torch_util import seed_all
 
 from olmo_ext.config import RunConfig
-from olmo_ext.data.loader import build_train_loader, compare_fingerprints, data_fingerprint, evaluation_fingerprints
+from olmo_ext.data.loader import compare_fingerprints, data_fingerprint, evaluation_fingerprints
 from olmo_ext.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, InputError, OlmoExtError, WorkError
 from olmo_ext.rundir import RunDirectory, RunState
 from olmo_ext.schedule import batch_per_rank, learning_rate_warnings, run_length
 from olmo_ext.training import checkpoint as files
 from olmo_ext.training import reporting as lines
 from olmo_ext.training import wandb_run
-from olmo_ext.training.distributed import (
-    Ranks,
-    agree,
-    any_rank,
-    build_wrapped_model,
-    effective_precision,
-)
-from olmo_ext.training.evaluators import build_evaluators
+from olmo_ext.training.building import build_trainer, effective_config
+from olmo_ext.training.distributed import Ranks, agree, any_rank
 from olmo_ext.training.profiling import torch_profiler
-from olmo_ext.training.provenance import build_provenance, processor_name, shape_json, slurm_job
+from olmo_ext.training.provenance import describe_run, processor_name, slurm_job
 from olmo_ext.training.recording import Recording
 from olmo_ext.training.restore import Restorer
 from olmo_ext.training.saving import Saver
 from olmo_ext.training.signals import StopRequest, TimeLimit, scheduler_end_time
 from olmo_ext.training.unused import unused_keys
-from olmo_ext.training.update_periods import leftover_notes, with_update_periods
+from olmo_ext.training.update_periods import leftover_notes
 from olmo_ext.upstream.compile import CompileReport
-from olmo_ext.upstream.training import RunTrainer, loop_settings, train_config
 
 log = logging.getLogger("olmo_ext.training")
 
@@ -132,12 +122,16 @@ class Session:
             self.say(f"note: {warning}")
         own = self._own_checkpoint(data)
         if ranks.is_first:
-            self._write_description(data)
+            self.provenance, self.shape = describe_run(
+                self.config,
+                directory=self.directory,
+                device=self._device_name(),
+                world_size=ranks.world_size,
+                data=data,
+                evaluation=evaluation_fingerprints(values),
+            )
             self.directory.write_state(self.state)
-        cfg = train_config(self.config)
-        cfg.precision = effective_precision(cfg.precision, ranks.device)
-        cfg.distributed_strategy = cfg.distributed_strategy or DistributedStrategy.ddp
-        loop_settings(cfg, per_rank=per_rank, save_folder=str(self.directory.path))
+        cfg = effective_config(self.config, per_rank=per_rank, directory=self.directory, ranks=ranks)
         self.reporter = lines.Reporter(speaks=ranks.is_first, total=length.steps, progress=self.progress)
         stack.callback(self.reporter.close)
         notes = (*unused_keys(values), *learning_rate_warnings(values, length))
@@ -146,32 +140,8 @@ class Session:
         if values["precision"] not in (None, cfg.precision):
             self.say(f"note: {cfg.precision} instead of {values['precision']} on this device")
 
-        seed_all(values["seed"])
-        # Skipped batches are data too: the loader may make only the part of the order that the run needs.
-        skipped = values["fast_forward_batches"] or 0
-        loader_values = {**values, "max_duration": length.steps + skipped} if skipped else values
-        loader = build_train_loader(
-            loader_values, rank=ranks.rank, world_size=ranks.world_size, work_dir=self.directory.path / "order"
-        )
-        evaluators = build_evaluators(cfg, device=ranks.device, world_size=ranks.world_size, rank=ranks.rank)
-        for own_randomness in (loader, *(evaluator.eval_loader for evaluator in evaluators)):
-            # Every pass over a DataLoader draws from the global generator: a restart, which begins one more pass, and
-            # an evaluation would change the dropout of the steps after it.
-            own_randomness.generator = torch.Generator()
-        model, wrapped, self.compile_report = build_wrapped_model(self.config, cfg, ranks)
-        # Dropout differs between ranks, and does not depend on how the weights were drawn.
-        seed_all((values["seed"] + ranks.rank) % 2**32)
-        trainer = RunTrainer(
-            cfg=cfg,
-            epoch=cfg.epoch,
-            model=model,
-            dist_model=wrapped,
-            optim=with_update_periods(build_optimizer(cfg, wrapped), self.config.shape),
-            scheduler=build_scheduler(cfg),
-            train_loader=loader,
-            device=ranks.device,
-            evaluators=evaluators,
-            hooks=self,
+        trainer, self.compile_report = build_trainer(
+            self.config, cfg, steps=length.steps, directory=self.directory, ranks=ranks, hooks=self
         )
         self.trainer = trainer
         self._open_indices(stack)
@@ -282,23 +252,6 @@ class Session:
     def _device_name(self) -> str:
         return torch.cuda.get_device_name() if self.ranks.device.type == "cuda" else processor_name()
 
-    def _write_description(self, data: dict[str, Any]) -> None:
-        provenance = build_provenance(
-            device=self._device_name(),
-            world_size=self.ranks.world_size,
-            data={
-                "fingerprint": data["fingerprint"],
-                "tokenizer": self.values["tokenizer"]["identifier"],
-                "order_seed": data["order_seed"],
-                "instances": data["instances"],
-                "evaluation": evaluation_fingerprints(self.values),
-            },
-        )
-        self.provenance, self.shape = provenance, shape_json(self.config)
-        self.directory.write_config(self.values)
-        self.directory.write_shape(self.shape)
-        self.directory.write_provenance(provenance)
-
     def _start_recording(self) -> None:
         if self.ranks.is_first:
             sweep = self.directory.path.resolve().parent
@@ -348,7 +301,7 @@ class Session:
 
     def _restore(self, own: Path | None) -> int:
         """Bring trainer, data and random state to where the run was left; returns the step."""
-        restorer = Restorer(self.trainer, values=self.values, ranks=self.ranks, say=self.say)
+        restorer = Restorer(self.trainer, config=self.config, ranks=self.ranks, say=self.say)
         if own is not None:
             self.saver.save_seconds = restorer.from_own(own)["save_seconds"]
         elif self.values["load_path"]:
@@ -370,20 +323,27 @@ class Session:
             self._profiler.step()
         if not self.ranks.is_first:
             return self.stop.reason
-        evaluates = step % self.trainer.cfg.eval_interval == 0
-        ahead = self.step_seconds + (self.evaluation_seconds if evaluates else 0.0)
-        if self.time_limit.is_reached(save_seconds=self.saver.expected_seconds(), step_seconds=ahead):
+        if self.time_limit.is_reached(
+            save_seconds=self.saver.expected_seconds(), step_seconds=self._seconds_ahead(step)
+        ):
             self.stop.request("time limit")
-        factor = self.values["early_stopping_factor"]
-        trainer = self.trainer
-        if factor is not None and step > self.values["scheduler"]["t_warmup"]:
-            if trainer.cur_train_loss > factor * trainer.min_train_loss:
-                self.final_reason = (
-                    f"early stopping: loss {trainer.cur_train_loss:.4f} against its least {trainer.min_train_loss:.4f}"
-                )
-        if (cancelled := self.wandb_run.cancel_requested) is not None:
-            self.final_reason = f"cancelled on W&B: {cancelled}"
+        self.final_reason = self._reason_to_give_up(step)
         return self.final_reason or self.stop.reason
+
+    def _seconds_ahead(self, step: int) -> float:
+        """What comes before this rank can stop again: a step, and the evaluation of this one if it is due."""
+        evaluates = step % self.trainer.cfg.eval_interval == 0
+        return self.step_seconds + (self.evaluation_seconds if evaluates else 0.0)
+
+    def _reason_to_give_up(self, step: int) -> str | None:
+        """Why the run should end for good, not done."""
+        factor, trainer = self.values["early_stopping_factor"], self.trainer
+        if factor is not None and step > self.values["scheduler"]["t_warmup"]:
+            now, least = trainer.cur_train_loss, trainer.min_train_loss
+            if now > factor * least:
+                return f"early stopping: loss {now:.4f} against its least {least:.4f}"
+        cancelled = self.wandb_run.cancel_requested
+        return f"cancelled on W&B: {cancelled}" if cancelled is not None else None
 
     def save_failed(self) -> bool:
         return self.ranks.is_first and self.saver.poll() is not None

@@ -238,3 +238,21 @@ def test_the_run_saves_before_its_time_limit(forked, config, tmp_path):
     assert state.status == "requeued" and state.reason == "time limit" and state.step > 0
     saved = json.loads((run / f"checkpoints/step{state.step}/train_state.json").read_text())
     assert saved["step"] == state.step
+
+
+def test_a_signal_before_the_first_step_loses_nothing(forked, config, tmp_path, straight, same_checkpoint):
+    from olmo_ext.training.signals import StopRequest
+
+    run = tmp_path / "run"
+
+    def asked_before():
+        stop = StopRequest()
+        stop.request("signal SIGTERM")
+        return train(config(*OVERRIDES), run_directory=run, stop=stop)
+
+    for attempt in (1, 2):
+        assert forked(asked_before).code == 75
+        state = RunDirectory(run).read_state()
+        assert (state.status, state.step, state.attempt) == ("requeued", 0, attempt)
+    assert forked(lambda: train(config(*OVERRIDES), run_directory=run)).code == 0
+    same_checkpoint(straight / "checkpoints/step15", run / "checkpoints/step15")

@@ -173,3 +173,51 @@ def test_block_groups_and_strategy_may_change_on_restart(forked, on_ranks, confi
     for name, tensor in load_file(straight / "checkpoints/step6/model.safetensors").items():
         name = name.replace("blocks.", "block_groups.0.")
         torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+def test_a_hugging_face_folder_gives_the_weights_and_another_meaning_of_them_is_refused(forked, config, tmp_path):
+    """An OLMo-2 model as transformers writes it, continued; the first loss is transformers' own."""
+    from transformers import Olmo2Config, Olmo2ForCausalLM
+
+    folder = tmp_path / "olmo2"
+    torch.manual_seed(0)
+    hugging_face = Olmo2ForCausalLM(
+        Olmo2Config(
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            vocab_size=128,
+            num_key_value_heads=2,
+            rms_norm_eps=1e-6,
+            pad_token_id=1,
+            eos_token_id=0,
+            bos_token_id=None,
+            max_position_embeddings=16,
+            initializer_range=0.5,
+            rope_theta=10000.0,
+        )
+    ).eval()
+    hugging_face.save_pretrained(folder)
+    olmo2 = (
+        "model.norm_after=true",
+        "model.attention_layer_norm=true",
+        "model.layer_norm_with_affine=true",
+        "model.layer_norm_eps=1e-6",
+        "model.attention_layer_norm_with_affine=true",
+        "model.bias_for_layer_norm=false",
+    )
+    reset = (f"load_path={folder}", "reset_optimizer_state=true", "reset_trainer_state=true", "stop_after=1")
+    run = tmp_path / "run"
+    ended = forked(lambda: train(config(*olmo2, *reset), run_directory=run))
+    assert ended.code == 0, ended.output
+    first = next(row for row in RunDirectory(run).read_metrics() if row.kind == "train")
+    from olmo_ext.data.loader import build_train_loader
+
+    batch = next(iter(build_train_loader(config().values, rank=0, world_size=1, work_dir=tmp_path)))
+    with torch.no_grad():
+        expected = hugging_face(input_ids=batch["input_ids"], labels=batch["input_ids"]).loss.item()
+    assert first.values["train/CrossEntropyLoss"] == pytest.approx(expected * 15 / 16, rel=1e-5)
+    for wrong, named in (("model.rope_theta=500000", "rope_theta"), ("model.norm_after=false", "norm_after")):
+        ended = forked(lambda wrong=wrong: train(config(*olmo2, *reset, wrong), run_directory=tmp_path / wrong))
+        assert ended.code == 2 and named in ended.output.splitlines()[-1], ended.output

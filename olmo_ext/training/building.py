@@ -1,0 +1,67 @@
+"""The parts of a trainer, put together: data, evaluators, model, optimizer, schedule."""
+
+from __future__ import annotations
+
+import torch
+from olmo.config import DistributedStrategy, TrainConfig
+from olmo.optim import build_optimizer, build_scheduler
+from olmo.torch_util import seed_all
+
+from olmo_ext.config import RunConfig
+from olmo_ext.data.loader import build_train_loader
+from olmo_ext.rundir import RunDirectory
+from olmo_ext.training.distributed import Ranks, build_wrapped_model, effective_precision
+from olmo_ext.training.evaluators import build_evaluators
+from olmo_ext.training.update_periods import with_update_periods
+from olmo_ext.upstream.compile import CompileReport
+from olmo_ext.upstream.training import Hooks, RunTrainer, loop_settings, train_config
+
+
+def effective_config(config: RunConfig, *, per_rank: int, directory: RunDirectory, ranks: Ranks) -> TrainConfig:
+    """OLMo's config as it is on this device and number of ranks.
+
+    :param per_rank: instances per rank and step.
+    """
+    cfg = train_config(config)
+    cfg.precision = effective_precision(cfg.precision, ranks.device)
+    cfg.distributed_strategy = cfg.distributed_strategy or DistributedStrategy.ddp
+    loop_settings(cfg, per_rank=per_rank, save_folder=str(directory.path))
+    return cfg
+
+
+def build_trainer(
+    config: RunConfig, cfg: TrainConfig, *, steps: int, directory: RunDirectory, ranks: Ranks, hooks: Hooks
+) -> tuple[RunTrainer, CompileReport | None]:
+    """A trainer at step 0, and what was compiled.
+
+    :param steps: the run's length.
+    """
+    values = config.values
+    seed_all(values["seed"])
+    # Skipped batches are data too: the loader may make only the part of the order that the run needs.
+    skipped = values["fast_forward_batches"] or 0
+    loader_values = {**values, "max_duration": steps + skipped} if skipped else values
+    loader = build_train_loader(
+        loader_values, rank=ranks.rank, world_size=ranks.world_size, work_dir=directory.path / "order"
+    )
+    evaluators = build_evaluators(cfg, device=ranks.device, world_size=ranks.world_size, rank=ranks.rank)
+    for own_randomness in (loader, *(evaluator.eval_loader for evaluator in evaluators)):
+        # Every pass over a DataLoader draws from the global generator: a restart, which begins one more pass, and an
+        # evaluation would change the dropout of the steps after it.
+        own_randomness.generator = torch.Generator()
+    model, wrapped, compile_report = build_wrapped_model(config, cfg, ranks)
+    # Dropout differs between ranks, and does not depend on how the weights were drawn.
+    seed_all((values["seed"] + ranks.rank) % 2**32)
+    trainer = RunTrainer(
+        cfg=cfg,
+        epoch=cfg.epoch,
+        model=model,
+        dist_model=wrapped,
+        optim=with_update_periods(build_optimizer(cfg, wrapped), config.shape),
+        scheduler=build_scheduler(cfg),
+        train_loader=loader,
+        device=ranks.device,
+        evaluators=evaluators,
+        hooks=hooks,
+    )
+    return trainer, compile_report
