@@ -44,8 +44,10 @@ NOT_IDENTITY = {
     "data": ("paths", "datasets", "label_mask_paths", "num_workers", "pin_memory", "prefetch_factor")
     + ("persistent_workers", "timeout", "subset", "corpus"),
     "optimizer": ("metrics_log_interval", "record_update_metrics"),
+    "tokenizer": ("identifier",),
 }
-"""Keys that may change when a run is started again; which data it is stands in the data fingerprint."""
+"""Keys that may change when a run is started again; where data and tokenizer lie is no part of the run, and which they
+are stands in the data fingerprint."""
 
 IDENTITY = (
     *("model", "data", "optimizer", "scheduler", "tokenizer", "seed", "epoch", "global_train_batch_size"),
