@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
-from tests.slurm.conftest import Project, queued_jobs, wait_until
+from tests.slurm.conftest import CONFIG, FAKE_TRAINING, Project, queued_jobs, wait_until
 
 pytestmark = pytest.mark.slurm
 
@@ -87,6 +88,8 @@ def test_names_with_blanks_quotes_and_dollars_arrive_unchanged_and_nothing_of_th
     project.write(
         "sweep.yaml", json.dumps({"base": "base.yaml", "max_duration": 2, "name": "50% of 'it'", "runs": runs})
     )
+    # Any command that runs another stands for a container.
+    project.site(f"PYTHONPATH={FAKE_TRAINING}\nFAKE_STEP_SECONDS=0.1\nCONTAINER='env INSIDE=yes'")
     project.launch(
         "sweep.yaml",
         "--no-compare",
@@ -105,7 +108,7 @@ def test_names_with_blanks_quotes_and_dollars_arrive_unchanged_and_nothing_of_th
         assert directory.read_config()["run_name"] == name
         seen = json.loads((directory.path / "environment").read_text())
         assert "SECRET_OF_THE_CALLER" not in seen and "SLURM_MEM_PER_CPU" not in seen
-        assert seen["SLURM_CPUS_PER_TASK"] == "14"
+        assert seen["SLURM_CPUS_PER_TASK"] == "14" and seen["INSIDE"] == "yes"
         gpus.append((seen["SLURMD_NODENAME"], seen["CUDA_VISIBLE_DEVICES"]))
     assert len(set(gpus)) == len(NASTY)  # each its own GPU
     assert not list(project.path.rglob("executed"))
@@ -126,3 +129,23 @@ def test_what_the_cluster_would_refuse_is_refused_before_anything_is_written(pro
     no_data = project.launch("sweep.yaml", check=False)
     assert no_data.returncode == 2 and "tokens.bin" in no_data.stderr
     assert not (project.path / "runs").exists() and not queued_jobs()
+
+
+def test_the_subset_is_fetched_in_parts_by_jobs_before_the_runs(project: Project) -> None:
+    ids = np.random.default_rng(0).integers(0, 250, 1 << 14)
+    ids.astype(np.uint32).tofile(project.path / "source.bin")
+    project.write(
+        "source.yaml",
+        "name: mine\ndtype: uint32\nsequence_length: 16\nvocabulary_size: 256\n"
+        f"prefix: {project.path}/\ngroups:\n  - files: source.bin\n",
+    )
+    files = "{paths: [tokens.bin], memmap_dtype: uint16, num_workers: 0"
+    project.write("base.yaml", CONFIG.replace(f"data: {files}", "data: {subset: my-subset, num_workers: 0", 1))
+    project.write("sweep.yaml", "base: base.yaml\nruns: {a: {seed: 1}}")
+    refused = project.launch("sweep.yaml", check=False)
+    assert refused.returncode == 2 and "my-subset" in refused.stderr
+    out = project.launch("sweep.yaml", "--fetch", "3", "--fetch-from", "source.yaml", "--no-compare").stdout
+    assert "3 parts" in out
+    project.wait_until_gone("sweep")
+    assert project.run("sweep/a").read_state().status == "done"
+    assert json.loads((project.path / "my-subset" / "subset.json").read_text())["instances"] == 80
