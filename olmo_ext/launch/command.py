@@ -69,8 +69,9 @@ def _launch_local(
     sweep_file: Path, overrides: tuple[str, ...], runs_directory: Path, *, dry_run: bool, jobs: int
 ) -> int:
     from olmo_ext.launch.local import launch_local, sweep_lock
-    from olmo_ext.launch.plan import members_of, prepare
+    from olmo_ext.launch.plan import busy_runs, members_of, prepare
     from olmo_ext.launch.preflight import preflight
+    from olmo_ext.launch.slurm_queue import read_queue, submitted_jobs
     from olmo_ext.launch.sweep import load_sweep
 
     sweep = load_sweep(sweep_file, overrides)
@@ -91,6 +92,9 @@ def _launch_local(
     if not missing:
         click.echo(f"all {len(members)} runs of {sweep.name} are done: olmo-ext compare {directory}")
         return EXIT_DONE
+    if submitted_jobs(directory) and (busy := busy_runs(missing, directory, read_queue())):
+        name, job = next(iter(busy.items()))
+        raise InputError(f"run {name!r} is in Slurm's queue as {job}", right=f"olmo-ext cancel {directory}")
     with sweep_lock(directory) as lock:
         prepare(sweep, runs_directory, members)
         return launch_local(members, jobs=jobs, lock=lock)

@@ -14,6 +14,7 @@ import importlib.util
 import json
 import os
 import shutil
+import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -69,7 +70,7 @@ def freeze_code(sweep_directory: Path, plugins: Sequence[str] = ()) -> Path:
     """
     store = sweep_directory / CODE_FOLDER
     store.mkdir(parents=True, exist_ok=True)
-    aside = store / f".aside.{os.getpid()}"
+    aside = store / f".aside.{socket.gethostname()}.{os.getpid()}"
     shutil.rmtree(aside, ignore_errors=True)
     try:
         package = Path(olmo_ext.__file__).parent
@@ -86,7 +87,11 @@ def freeze_code(sweep_directory: Path, plugins: Sequence[str] = ()) -> Path:
                 (aside / "diff.patch").write_text(diff)
             description = {"code": code_revision(), "files_sha256": digest}
             (aside / "code.json").write_text(json.dumps(description, indent=1) + "\n")
-            os.rename(aside, target)
+            try:
+                os.rename(aside, target)
+            except OSError:
+                if not target.exists():  # else another element of the array was faster
+                    raise
             sync_directory(store)
     finally:
         shutil.rmtree(aside, ignore_errors=True)

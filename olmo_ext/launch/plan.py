@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from olmo_ext.config import differing_keys, load_run_config
 from olmo_ext.errors import InputError
+from olmo_ext.launch.slurm_queue import submitted_jobs
 from olmo_ext.launch.sweep import Sweep, SweepRun, write_sweep_json
 from olmo_ext.rundir import RunDirectory
 from olmo_ext.training.run import is_finished
@@ -57,3 +59,14 @@ def prepare(sweep: Sweep, runs_directory: Path, members: list[Member]) -> None:
         member.directory.write_config(member.run.config.values)
         if not member.directory.state_path.exists():
             member.directory.write_state(member.directory.read_state())
+
+
+def busy_runs(members: Sequence[Member], sweep_directory: Path, queue: Mapping[str, str] | None) -> dict[str, str]:
+    """Run -> job of those that Slurm has queued or running."""
+    jobs = submitted_jobs(sweep_directory)
+    busy = {}
+    for member in members:
+        for job in (jobs.get(member.run.name), member.directory.read_state().slurm_job):
+            if job is not None and queue is not None and job in queue:
+                busy[member.run.name] = job
+    return busy

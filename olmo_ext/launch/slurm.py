@@ -20,13 +20,13 @@ from olmo_ext.errors import EXIT_DONE, InputError, WorkError
 from olmo_ext.files import write_atomically
 from olmo_ext.launch.freeze import freeze_code, link_code
 from olmo_ext.launch.local import sweep_lock
-from olmo_ext.launch.plan import Member, members_of, prepare
+from olmo_ext.launch.plan import Member, busy_runs, members_of, prepare
 from olmo_ext.launch.preflight import Findings, preflight
 from olmo_ext.launch.rule import Placement, node_settings
 from olmo_ext.launch.slurm_command import Submission, sbatch_command, sbatch_runs, shell_line
 from olmo_ext.launch.slurm_job import record
 from olmo_ext.launch.slurm_limits import Limits, check_partition, read_limits, test_submission
-from olmo_ext.launch.slurm_queue import SLURM_SECONDS, read_queue, record_submission, submitted_jobs
+from olmo_ext.launch.slurm_queue import SLURM_SECONDS, read_queue, record_submission
 from olmo_ext.launch.slurm_site import SHARED_FILES, Site, read_site, slurm_file
 from olmo_ext.launch.sweep import Sweep, load_sweep
 from olmo_ext.nodes import load_hardware
@@ -164,17 +164,6 @@ def _write_launch_folder(launch: _Launch, folder: Path, chunk: Sequence[Member],
     link_code(folder, code)
 
 
-def _busy_runs(members: Sequence[Member], sweep_directory: Path, queue: dict[str, str] | None) -> dict[str, str]:
-    """Run -> job of those that are queued or running."""
-    jobs = submitted_jobs(sweep_directory)
-    busy = {}
-    for member in members:
-        for job in (jobs.get(member.run.name), member.directory.read_state().slurm_job):
-            if job is not None and queue is not None and job in queue:
-                busy[member.run.name] = job
-    return busy
-
-
 def _refuse_changed(members: Sequence[Member], busy: dict[str, str]) -> None:
     """A queued run keeps the config it was queued with; another one in the YAML is a misunderstanding."""
     for member in members:
@@ -214,7 +203,7 @@ def launch_slurm(
     has_slurm = queue is not None and shutil.which("sbatch") is not None
     if not has_slurm and not dry_run:
         raise InputError("Slurm does not answer here", right="launch on a login node, or look with --dry-run")
-    busy = _busy_runs(members, sweep_directory, queue)
+    busy = busy_runs(members, sweep_directory, queue)
     _refuse_changed(members, busy)
     launch = _Launch(
         sweep=sweep,

@@ -367,6 +367,13 @@ def test_a_changed_yaml_is_refused_while_the_run_is_queued(fake_slurm: Path, tmp
     assert "is queued with another config: model" in invoke(fails=InputError)
 
 
+def test_a_local_launch_leaves_queued_runs_to_slurm(fake_slurm: Path) -> None:
+    invoke()
+    (fake_slurm / "queue").write_text("101_3 PENDING\n")
+    result = CliRunner().invoke(launch_command, ["sweep.yaml", "--on", "local", "device_train_microbatch_size=8"])
+    assert "is in Slurm's queue as 101_3" in str(result.exception)
+
+
 def test_a_dry_run_prints_every_command_and_writes_nothing(fake_slurm: Path, tmp_path: Path) -> None:
     output = invoke("--dry-run", "--time", "2-00:00:00")
     assert "sbatch --parsable --export=NONE --job-name=sweep --array=0-5" in output

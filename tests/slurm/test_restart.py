@@ -131,3 +131,25 @@ def test_two_attempts_without_progress_stop_the_run(project: Project) -> None:
     state = project.run("sweep/a").read_state()
     assert state.status == "failed" and "2 attempts without progress beyond step 0" in state.reason
     assert len(project.attempts("sweep/a")) == 2
+
+
+def test_an_array_by_hand_goes_back_to_the_run_it_began_whatever_becomes_of_the_yaml(project: Project) -> None:
+    project.write("sweep.yaml", ONE)
+    job = project.sbatch("--array=0-1", "--partition=b200", "--gpus-per-node=1", "--cpus-per-task=2", "--mem=1G",
+                         "slurm/b200.sbatch", "sweep.yaml", "max_duration=30")  # fmt: skip
+    project.wait_for_step("sweep/a", 3)
+    project.wait_for_step("sweep/b", 1)
+    project.write("sweep.yaml", "not: [valid")
+    subprocess.run(["scancel", "--batch", "--signal=USR1", f"{job}_0"], check=True)
+    wait_until(lambda: not queued_jobs(), "the array")
+    assert [attempt for attempt, _ in project.attempts("sweep/a")] == [1, 2]
+    assert [attempt for attempt, _ in project.attempts("sweep/b")] == [1]
+    for name in ("a", "b"):
+        state = project.run(f"sweep/{name}").read_state()
+        assert (state.status, state.step) == ("done", 30), state.reason
+    # An element that the sweep does not have ends with one line.
+    project.write("sweep.yaml", ONE)
+    extra = project.sbatch("--array=7", "--partition=b200", "--gpus-per-node=1", "--cpus-per-task=2", "--mem=1G",
+                           "--output=extra.txt", "slurm/b200.sbatch", "sweep.yaml", "max_duration=30")  # fmt: skip
+    wait_until(lambda: f"{extra}_7" not in queued_jobs(), "the element")
+    assert "element 7 of a sweep of 2 runs" in (project.path / "extra.txt").read_text()
