@@ -93,7 +93,8 @@ def data_fingerprint(values: Mapping[str, Any]) -> dict[str, Any]:
     """The training data of a resolved config, JSON-like.
 
     :return: `fingerprint`, `kind` (`files` or `subset`), `instances`, `tokens`, `order_seed`, `sequence_length`,
-        `dtype`, `instance_filter` and, to tell what differs, `files` or `shards`.
+        `dtype`, `instance_filter`, for a subset in the official order its `source`, and, to tell what differs, `files` or
+        `shards`.
     :raises InputError: naming the file that cannot be used.
     """
     data = values["data"]
@@ -104,6 +105,9 @@ def data_fingerprint(values: Mapping[str, Any]) -> dict[str, Any]:
         found |= {"sequence_length": manifest.sequence_length, "dtype": manifest.dtype}
         found |= {"sequence": manifest.fingerprint, "shard_instances": manifest.shard_instances}
         found["shards"] = [[shard.instances, shard.sha256] for shard in manifest.shards]
+        if manifest.order_name is None:
+            # What a paper's figures name: see `data` in an expected.yaml.
+            found["source"] = f"{manifest.source_name}, seed {manifest.order_seed}, epoch {manifest.order_epoch}"
         content: Any = manifest.fingerprint
     else:
         files = inspect_training_files(values)

@@ -13,6 +13,7 @@
     seeds_change_data: false           # true: `data.seed` follows the seed
     baseline: conventional             # a run, or the name of its group; the first group if left out
     unequal_budgets: false
+    expected: ../hourglass/expected.yaml   # a paper's figures, set beside ours by `compare`
 
 A file with none of these words is a plain config: a sweep of one run.
 """
@@ -36,7 +37,7 @@ from olmo_ext.launch.fairness import check_equal_budgets, refuse_twins
 from olmo_ext.schema import load_schema
 from olmo_ext.yaml_tree import is_null, leaves, plain_value, read_yaml
 
-SWEEP_WORDS = ("name", "base", "axes", "runs", "seeds", "seeds_change_data", "baseline", "unequal_budgets")
+SWEEP_WORDS = ("name", "base", "axes", "runs", "seeds", "seeds_change_data", "baseline", "unequal_budgets", "expected")
 NAME_LIMIT = 120
 """Bytes of a run's name; W&B refuses more than 128 characters."""
 
@@ -72,6 +73,8 @@ class Sweep:
 
     runs: list[SweepRun]
     unequal_budgets: bool
+    expected: Path | None = None
+    """A paper's figures; copied into the sweep's folder, where `compare` looks for them."""
 
     @property
     def groups(self) -> list[str]:
@@ -348,7 +351,19 @@ def load_sweep(path: Path | str, overrides: Sequence[str] = (), *, rule: NodeRul
         near = difflib.get_close_matches(baseline, by_name, n=1)
         right = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(dict.fromkeys(by_name.values()))}"
         raise InputError(f"baseline {baseline!r} is no run", where=f"{where}, baseline", right=right)
-    return Sweep(name=name, source=path, baseline=by_name[baseline], runs=runs, unequal_budgets=unequal)
+    expected = None
+    if not is_null(tree.get("expected")):
+        expected = path.parent / str(tree["expected"])
+        if not expected.is_file():
+            raise InputError(f"no file {expected}", where=f"{where}, expected", right="a paper's figures")
+    return Sweep(
+        name=name,
+        source=path,
+        baseline=by_name[baseline],
+        runs=runs,
+        unequal_budgets=unequal,
+        expected=expected,
+    )
 
 
 def sweep_json(sweep: Sweep) -> dict[str, Any]:
@@ -362,6 +377,8 @@ def sweep_json(sweep: Sweep) -> dict[str, Any]:
 
 
 def write_sweep_json(sweep: Sweep, directory: Path) -> None:
-    """Write `sweep.json` into the sweep's folder."""
+    """Write `sweep.json`, and the paper's figures if the sweep names them, into the sweep's folder."""
     directory.mkdir(parents=True, exist_ok=True)
+    if sweep.expected is not None:
+        write_atomically(directory / "expected.yaml", sweep.expected.read_bytes())
     write_atomically(directory / "sweep.json", json.dumps(sweep_json(sweep), indent=1, ensure_ascii=False) + "\n")

@@ -152,6 +152,7 @@ def test_a_moved_or_extended_subset_is_the_same_data_another_is_not(
     longer = data_fingerprint(values_for(moved))
     assert compare_fingerprints(before, longer) == [] and longer["fingerprint"] == before["fingerprint"]
     assert (before["instances"], longer["instances"]) == (COUNT, COUNT + 500)
+    assert before["source"] == f"{manifest.name}, seed 6198, epoch 0"
     reordered = SourceManifest(**{**manifest.__dict__, "files": manifest.files[::-1]})
     get(tmp_path / "other", reordered, COUNT)
     other = data_fingerprint(values_for(tmp_path / "other"))

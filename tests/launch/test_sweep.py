@@ -196,3 +196,12 @@ def test_sweep_json_reads_back_as_it_was_meant(sweep_file, tmp_path: Path) -> No
             {"name": "it's-s1", "group": "it's", "seed": 1, "values": {"optimizer.learning_rate": 0.0004}},
         ],
     }
+
+
+def test_the_papers_figures_go_where_compare_looks_for_them(sweep_file, tmp_path: Path) -> None:
+    text = "runs:\n  a: {}\nexpected: figures.yaml\n"
+    with pytest.raises(InputError, match="no file"):
+        load_sweep(sweep_file(text))
+    (tmp_path / "figures.yaml").write_text("figures: []\n")
+    write_sweep_json(load_sweep(sweep_file(text)), tmp_path / "runs")
+    assert (tmp_path / "runs" / "expected.yaml").read_text() == "figures: []\n"
