@@ -39,22 +39,25 @@ FFN, in millions; cost is training FLOPs per token at the config's sequence leng
 declares its budget and, where the paper prints them, the attention and FFN counts: a config that misses them is
 refused by every command.
 """
-FOOT = """
-Hope-attention and Titans, the other two architectures of paper B's last table, are not here yet.
-"""
 
 
 def ffn_text(config: RunConfig) -> str:
     """d_ff, as one sub-MLP's width or the ends of a taper, with K where it is not 1."""
     first, last = config.shape.layers[0].ffn.d_ff, config.shape.layers[-1].ffn.d_ff
     text = str(first[0]) if first == last else f"{first[0]} to {last[0]}"
-    return text if len(first) == 1 else f"{len(first)} x {text}"
+    periods = config.shape.layers[0].ffn.options.get("update_periods")
+    every = f", every {', '.join(map(str, periods))} steps" if periods else ""
+    return text if len(first) == 1 else f"{len(first)} x {text}{every}"
 
 
 def attention_text(config: RunConfig) -> str:
     """Heads and their size; the type where it is not softmax."""
     spec = config.shape.layers[0].attention
-    return f"{spec.n_heads}x{spec.head_dim}" + ("" if spec.type == "softmax" else f" {spec.type}")
+    options = spec.options
+    form = (
+        f" {options['form']}, memory {options['memory_heads'] or spec.n_heads} heads" if spec.type == "titans" else ""
+    )
+    return f"{spec.n_heads}x{spec.head_dim}" + ("" if spec.type == "softmax" else f" {spec.type}") + form
 
 
 def figures_by_run(expected: dict[str, Any]) -> dict[str, str]:
@@ -114,7 +117,7 @@ def render() -> str:
                 table = entry["table"]
                 parts.append(f"\n### {table}\n\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}\n")
             parts.append(row(folder, entry, figures) + "\n")
-    return "".join([*parts, FOOT])
+    return "".join(parts)
 
 
 def main() -> int:
