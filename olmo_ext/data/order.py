@@ -100,8 +100,8 @@ def _sparse_compiled(num_instances: int, count: int, seed: int, progress: Progre
         if block % 64 == 0:
             progress(0.2 * (1 - block / len(firsts)))
 
-    # A table at most two thirds full; marks of at least 8 bits a slot, at most 16 MiB.
-    bits = max(4, int(np.ceil(np.log2(1.5 * count + 1))))
+    # A table at most a third full; marks of 8 to 16 bits a slot, at most 16 MiB.
+    bits = max(4, int(np.ceil(np.log2(3 * count + 1))))
     mark_bytes = 1 << max(7, min(24, int(np.ceil(np.log2(count + 1)))))
     table, shift = np.empty(1 << bits, dtype=np.uint64), 64 - bits
     seen = np.zeros(mark_bytes, dtype=np.uint8)
@@ -114,7 +114,11 @@ def _sparse_compiled(num_instances: int, count: int, seed: int, progress: Progre
         out = drawn[block % 2][: sizes[block]]
         compiled.draw_down(states[block], firsts[block] + sizes[block] - 1, firsts[block], out)
         # While the block before is followed, only positions inside it are new.
-        return compiled.sift(out, marks, firsts[max(block - 1, 0)], near[block % 2])
+        return compiled.sift(out[: size_of_head(block)], marks, firsts[max(block - 1, 0)], near[block % 2])
+
+    def size_of_head(block: int) -> int:
+        """The helper sifts three quarters of a block, which keeps both threads busy."""
+        return sizes[block] - sizes[block] // 4
 
     moved = 0
     with ThreadPoolExecutor(max_workers=1) as helper:
@@ -123,9 +127,13 @@ def _sparse_compiled(num_instances: int, count: int, seed: int, progress: Progre
             found = pending.result()
             if block + 1 < len(firsts):
                 pending = helper.submit(draw, block + 1, seen)
-            here = block % 2
-            moved += compiled.follow_up(table, shift, seen, first, drawn[here][:size], near[here], found)[0]
-            if moved > count // 2:
+            here, head = block % 2, size_of_head(block)
+            draws = drawn[here][:size]
+            moved += compiled.follow_up(table, shift, seen, first, draws[:head], near[here], found)[0]
+            tail, begin = draws[head:], first + head
+            found = compiled.sift(tail, seen, begin, near[here])
+            moved += compiled.follow_up(table, shift, seen, begin, tail, near[here], found)[0]
+            if moved > count // 4:
                 # Marks of positions that slots have left let draws through for nothing. A new array: the helper
                 # reads the old one.
                 seen, moved = np.zeros(mark_bytes, dtype=np.uint8), 0

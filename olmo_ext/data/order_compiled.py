@@ -184,14 +184,15 @@ def sift(drawn, seen, recent, near):
     return found
 
 
-AHEAD = 256
-"""Candidates whose places are touched together before they are worked on one by one: the cache misses overlap."""
+AHEAD = 512
+"""Candidates that are searched together before they are worked on one by one: the cache misses overlap."""
 
 
 @numba.njit(nogil=True, cache=True)
 def follow_up(table, shift, seen, first, drawn, near, found):
     """Undo the swaps i = first, first + 1, ..: a slot at position drawn[i - first] moves to i.
 
+    :param near: the places that `sift` has found; overwritten.
     :return: how many slots moved, and a number without meaning that keeps the early touches alive.
     """
     last = len(table) - 1
@@ -199,9 +200,18 @@ def follow_up(table, shift, seen, first, drawn, near, found):
     touched = np.uint64(0)
     for begin in range(0, found, AHEAD):
         end = min(begin + AHEAD, found)
+        # First those whose search would not end at once, or that may become positions before their turn. No branch
+        # here: the processor has many of these reads under way.
+        kept = begin
         for c in range(begin, end):
-            touched ^= table[_place(drawn[near[c]], shift)] ^ table[_place(first + near[c], shift)]
-        for c in range(begin, end):
+            place = near[c]
+            key = np.int64(drawn[place])
+            near[kept] = place
+            kept += np.int64(table[_place(key, shift)] != EMPTY) | np.int64(key >= first)
+        for c in range(begin, kept):
+            touched ^= table[_place(np.int64(first) + np.int64(near[c]), shift)]
+        # Then one by one: an earlier one may have moved the slot away.
+        for c in range(begin, kept):
             key = np.int64(drawn[near[c]])
             at = _place(key, shift)
             while table[at] != EMPTY and _key(table[at]) != key:
