@@ -11,14 +11,21 @@ from decimal import Decimal, InvalidOperation
 SUFFIXES = {"": 0, "K": 3, "M": 6, "B": 9, "G": 9, "T": 12}
 BYTE_SUFFIXES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 BYTE_SUFFIXES |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+LARGEST_COUNT = 2**63 - 1
+"""What an array, a file or a JSON reader can still hold."""
+
+_GROUPED = re.compile(r"\s*[+-]?[1-9]\d{0,2}(,\d{3})+(?!\d)")
 _NUMBER = r"[+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 
 
 def _decimal(text: str) -> Decimal:
     try:
-        return Decimal(text.replace("_", "").replace(",", ""))
+        number = Decimal(text.replace("_", ""))
     except InvalidOperation:
         raise ValueError(f"{text!r} is not a number") from None
+    if number and number.is_finite() and abs(number.adjusted()) > 300:
+        raise ValueError(f"{text!r} is out of range")
+    return number
 
 
 def parse_number(value: object) -> Decimal:
@@ -30,7 +37,11 @@ def parse_number(value: object) -> Decimal:
         raise ValueError(f"{value!r} is not a number")
     if isinstance(value, (int, float)):
         return Decimal(repr(value))
-    match = re.fullmatch(rf"\s*({_NUMBER})\s*([KMBGT]?)\s*", str(value).replace(",", ""))
+    text = str(value)
+    if _GROUPED.match(text):
+        # 1,500,000; a comma anywhere else might be a decimal point: 0,5 is neither 5 nor 0.5.
+        text = text.replace(",", "")
+    match = re.fullmatch(rf"\s*({_NUMBER})\s*([KMBGT]?)\s*", text)
     if not match:
         raise ValueError(f"{value!r} is not a number")
     return _decimal(match[1]).scaleb(SUFFIXES[match[2]])
@@ -44,6 +55,8 @@ def parse_count(value: object) -> int:
     number = parse_number(value)
     if not number.is_finite() or number != number.to_integral_value():
         raise ValueError(f"{value!r} is not a whole number")
+    if abs(number) > LARGEST_COUNT:
+        raise ValueError(f"{value!r} is out of range: at most {LARGEST_COUNT:,}")
     return int(number)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from olmo_ext.errors import InputError
 from olmo_ext.quantities import parse_count, parse_fraction, parse_number, parse_seconds
+from olmo_ext.ranges import out_of_range
 from olmo_ext.yaml_tree import Origins, Plain, is_null, plain_value
 
 DEFAULT_ORDER_SEED = 6198
@@ -109,14 +110,14 @@ def parse_duration(value: Any) -> int | str:
     :raises ValueError: for anything else; `2.5B` alone says neither tokens nor steps.
     """
     text = str(value).strip()
-    if match := re.fullmatch(r"(.+?)\s*ep", text):
-        return f"{parse_count(match[1])}ep"
     # "T" ends OLMo's token counts ("2e12T", "2.5BT"); as a bare suffix it would be trillions of steps.
-    if match := re.fullmatch(r"(.+?)\s*T", text):
-        return f"{parse_count(match[1])}T"
-    if re.fullmatch(r".*[KMBG]", text):
+    match = re.fullmatch(r"(.+?)\s*(ep|T)", text)
+    if match is None and re.fullmatch(r".*[KMBG]", text):
         raise ValueError(f"{text!r} names no unit: {text}T is tokens, a bare number is steps")
-    return parse_count(value)
+    amount = parse_count(match[1] if match else value)
+    if amount < 1:
+        raise ValueError(f"{text!r} is no training at all: at least one step")
+    return f"{amount}{match[2]}" if match else amount
 
 
 def _text(value: Any) -> str:
@@ -212,6 +213,8 @@ def coerce_class(name: str, section: Any, *, key: str, origins: Origins, options
         path = f"{key}.{word}" if key else word
         if word in section:
             result[word] = coerce(section[word], entry, key=path, origins=origins)
+            if (right := out_of_range(name, word, result[word])) is not None:
+                raise InputError(f"{plain_value(section[word])!r}", where=_place(path, origins), right=right)
         elif entry.get("required"):
             raise InputError(f"{word!r} is missing", where=_place(path, origins))
         else:
@@ -236,7 +239,9 @@ def _options(name: str, section: Any, key: str, origins: Origins) -> Mapping[str
     named = section.get("type", load_schema()["classes"][name]["type"]["default"])
     options: dict[str, Any] = {}
     for type_name in named if isinstance(named, list) else [named]:
-        options.update(registry.get(_text(type_name), where=_place(f"{key}.type", origins)).options)
+        if isinstance(type_name, (Mapping, list)) or is_null(type_name):
+            raise InputError(f"{plain_value(type_name)!r} names no type", where=_place(f"{key}.type", origins))
+        options.update(registry.get(str(type_name), where=_place(f"{key}.type", origins)).options)
     return options
 
 

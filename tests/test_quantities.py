@@ -24,13 +24,20 @@ from olmo_ext.quantities import (
         (" 4_096 ", 4096),
         (3.0, 3),
         ("21B", 21 * 10**9),
+        ("1,500", 1500),
+        ("-12,345,678", -12_345_678),
+        ("9223372036854775807", 2**63 - 1),
     ],
 )
 def test_counts_are_exact(text: object, count: int) -> None:
     assert parse_count(text) == count
 
 
-@pytest.mark.parametrize("text", ["1.5", "1365.33", "", "B", "1e-3", "0x10", "2.5b", "--3", "inf", "nan", None, True])
+@pytest.mark.parametrize(
+    "text",
+    ["1.5", "1365.33", "", "B", "1e-3", "0x10", "2.5b", "--3", "inf", "nan", None, True]
+    + ["0,5", "1,5", "1,50", "0,000", "1,2345", ",", "1e30", "9223372036854775808", "1e999999999", "1e-999999999"],
+)
 def test_what_is_no_whole_number_is_refused(text: object) -> None:
     with pytest.raises(ValueError):
         parse_count(text)
@@ -42,6 +49,13 @@ def test_fractions_seconds_and_bytes() -> None:
     assert parse_bytes("20MB") == 20_000_000 and parse_bytes("1GiB") == 2**30 and parse_bytes(7) == 7
     with pytest.raises(ValueError):
         parse_bytes("1.0000001KB")
+
+
+@pytest.mark.parametrize("read", [parse_fraction, parse_seconds, parse_bytes])
+@pytest.mark.parametrize("text", ["0,5", "1e999999999", "1e-999999999", "1e999999999h", "1e999999999KB"])
+def test_a_decimal_comma_and_what_no_float_holds_are_refused_everywhere(read, text: str) -> None:
+    with pytest.raises(ValueError):
+        read(text)
 
 
 def test_formats_for_people() -> None:
