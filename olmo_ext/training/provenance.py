@@ -134,7 +134,9 @@ def describe_run(
     :param data: the training data's fingerprint (`data_fingerprint`).
     :param evaluation: the validation sets' fingerprints by label.
     """
-    about_data = {name: data[name] for name in ("fingerprint", "source", "order_seed", "instances") if name in data}
+    about_data: dict[str, Any] = {
+        name: data[name] for name in ("fingerprint", "source", "order_seed", "instances") if name in data
+    }
     about_data |= {"tokenizer": config.values["tokenizer"]["identifier"], "evaluation": evaluation}
     provenance = build_provenance(device=device, world_size=world_size, data=about_data)
     shape = shape_json(config)
