@@ -184,13 +184,17 @@ class CheckpointStore:
         sync_directory(self.path)
         shutil.rmtree(replaced, ignore_errors=True)
 
-    def retain(self, *, permanent: Callable[[int], bool], keep: int) -> None:
+    def retain(self, *, written: int, permanent: Callable[[int], bool], keep: int) -> None:
         """Remove checkpoints that retention does not name. Call it after a complete write only.
 
         The newest complete one is always kept. Of the others, those at `permanent` steps are kept: all of them for
         `keep` -1, else the newest `keep` (the newest complete one counts if it is permanent).
+
+        :param written: the step that was just written. Folders beyond it are what the run has fallen back behind: they
+            look whole and may be damaged, so they neither count nor go.
         """
-        complete = [step for step in self.steps() if incomplete_because(self.folder(step), verify=False) is None]
+        steps = [step for step in self.steps() if step <= written]
+        complete = [step for step in steps if incomplete_because(self.folder(step), verify=False) is None]
         if not complete:
             return
         permanents = [step for step in complete if permanent(step)]

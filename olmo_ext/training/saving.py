@@ -132,6 +132,7 @@ class Saver:
         try:
             self.store.write(snapshot)
             self.store.retain(
+                written=snapshot.step,
                 permanent=lambda step: self.is_permanent(step, stop_step),
                 keep=self.values["save_num_checkpoints_to_keep"],
             )

@@ -65,7 +65,7 @@ def test_a_kill_at_any_point_of_a_save_leaves_a_usable_newest_checkpoint(forked,
         def save(number=number, store=store):
             kill_at(number)
             store.write(snapshot(2))
-            store.retain(permanent=lambda step: False, keep=0)
+            store.retain(written=2, permanent=lambda step: False, keep=0)
 
         ended = forked(save, seconds=20)
         said: list[str] = []
@@ -161,7 +161,7 @@ def test_retention_keeps_the_newest_and_the_named_steps(tmp_path):
         store = CheckpointStore(tmp_path / str(keep))
         for step in range(1, 12):
             store.write(snapshot(step))
-            store.retain(permanent=lambda step: step % 4 == 0, keep=keep)
+            store.retain(written=step, permanent=lambda step: step % 4 == 0, keep=keep)
             assert len(store.steps()) <= (keep if keep >= 0 else 2) + 1
             assert store.steps()[-1] == step
         return store.steps()
@@ -177,9 +177,25 @@ def test_retention_never_counts_an_incomplete_checkpoint(tmp_path):
     for step in (1, 2, 3):
         store.write(snapshot(step))
     (store.folder(3) / MARKER).unlink()
-    store.retain(permanent=lambda step: False, keep=0)
+    store.retain(written=3, permanent=lambda step: False, keep=0)
     assert store.steps() == [2, 3]
     check_whole(store.newest_complete(), 2)
+
+
+@pytest.mark.parametrize("keep", [-1, 0, 1])
+def test_retention_keeps_what_was_written_after_falling_back_behind_a_damaged_checkpoint(tmp_path, keep):
+    store = CheckpointStore(tmp_path)
+    for step in (10, 15):
+        store.write(snapshot(step))
+    (store.folder(15) / MODEL).write_bytes((store.folder(15) / MODEL).read_bytes()[:-1] + b"?")
+    assert store.newest_complete() == store.folder(10)
+    store.write(snapshot(12))
+    store.retain(written=12, permanent=lambda step: step % 5 == 0, keep=keep)
+    check_whole(store.newest_complete(), 12)
+    check_whole(tmp_path / "latest", 12)
+    store.write(snapshot(15))
+    store.retain(written=15, permanent=lambda step: step % 5 == 0, keep=keep)
+    check_whole(store.newest_complete(), 15)
 
 
 def test_nothing_in_a_checkpoint_is_pickled(forked, config, tmp_path):
