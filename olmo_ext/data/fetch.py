@@ -266,6 +266,7 @@ class SubsetFetch:
         """Instances of a shard that need not be fetched, with its `.part` files made fit to append to."""
         finished = self._finished(shard)
         if finished is not None and finished.instances >= self.shard_size(shard):
+            self._file(shard, "progress").unlink(missing_ok=True)  # of a kill right after the shard was finished
             return self.shard_size(shard)
         try:
             done = int(json.loads(self._file(shard, "progress").read_text())["instances"])

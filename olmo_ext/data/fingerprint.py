@@ -93,8 +93,8 @@ def data_fingerprint(values: Mapping[str, Any]) -> dict[str, Any]:
     """The training data of a resolved config, JSON-like.
 
     :return: `fingerprint`, `kind` (`files` or `subset`), `instances`, `tokens`, `order_seed`, `sequence_length`,
-        `dtype`, `instance_filter`, for a subset in the official order its `source`, and, to tell what differs, `files` or
-        `shards`.
+        `dtype`, `instance_filter`, for a subset in the official order its `source`, and, to tell what differs,
+        `files` or `shards`.
     :raises InputError: naming the file that cannot be used.
     """
     data = values["data"]

@@ -207,7 +207,7 @@ def follow_up(table, shift, seen, first, drawn, near, found):
             place = near[c]
             key = np.int64(drawn[place])
             near[kept] = place
-            kept += np.int64(table[_place(key, shift)] != EMPTY) | np.int64(key >= first)
+            kept += np.int64(table[_place(key, shift)] != EMPTY) | np.int64(key >= first)  # type: ignore[assignment]
         for c in range(begin, kept):
             touched ^= table[_place(np.int64(first) + np.int64(near[c]), shift)]
         # Then one by one: an earlier one may have moved the slot away.

@@ -267,7 +267,7 @@ def test_killed_20_times_and_resumed_it_is_the_same_subset(
     assert leftovers == []
 
 
-@pytest.mark.parametrize("moment", ["before the renames", "between the renames", "before the count"])
+@pytest.mark.parametrize("moment", ["before the renames", "between the renames", "before the count", "after the count"])
 def test_a_kill_while_a_shard_is_finished_reads_nothing_again(
     local: SourceManifest, expected: bytes, tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,6 +289,8 @@ def test_a_kill_while_a_shard_is_finished_reads_nothing_again(
         if moment == "before the count" and path.name == "shard-00000.json":
             raise Killed
         write(path, content)
+        if moment == "after the count" and path.name == "shard-00000.json":
+            raise Killed
 
     monkeypatch.setattr(module.os, "replace", dying_replace)
     monkeypatch.setattr(module, "write_atomically", dying_write)
@@ -298,6 +300,7 @@ def test_a_kill_while_a_shard_is_finished_reads_nothing_again(
     again = fetch(tmp_path / "subset", local)
     assert again.fetched <= COUNT - SHARD
     assert content_of(tmp_path / "subset") == expected
+    assert not list((tmp_path / "subset").glob("*.progress"))
 
 
 def test_parts_together_make_the_same_subset(local: SourceManifest, expected: bytes, tmp_path: Path) -> None:
