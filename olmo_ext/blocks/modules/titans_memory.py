@@ -150,7 +150,9 @@ def _silu_slope(z: torch.Tensor) -> torch.Tensor:
     return gate * (1 + z * (1 - gate))
 
 
-def _combined(scale: torch.Tensor, weights: torch.Tensor, more: torch.Tensor | None, momentum: torch.Tensor | None) -> torch.Tensor:
+def _combined(
+    scale: torch.Tensor, weights: torch.Tensor, more: torch.Tensor | None, momentum: torch.Tensor | None
+) -> torch.Tensor:
     """scale * weights (+ more * momentum): matrices of one kind, or products with them."""
     return scale * weights if more is None or momentum is None else scale * weights + more * momentum
 
@@ -227,8 +229,10 @@ def _whole_chunks(
     decays = _decays(stacked, active, inclusive=inclusive)
     scores = decays.read_gain * (q @ k.transpose(-1, -2))
     outputs = []
-    for i in range(number):
-        y, weights, momentum = _chunk(q[:, :, i], k[:, :, i], v[:, :, i], scores[:, :, i], _at(decays, i), memory)
+    # Apart all at once: the gradient of each x[:, :, i] would be a tensor as large as x.
+    parts = zip(*(tensor.unbind(2) for tensor in (q, k, v, scores)), _apart(decays), strict=True)
+    for i, (q_i, k_i, v_i, scores_i, decays_i) in enumerate(parts):
+        y, weights, momentum = _chunk(q_i, k_i, v_i, scores_i, decays_i, memory)
         outputs.append(y)
         anchor = weights
         if position is not None:
@@ -239,10 +243,12 @@ def _whole_chunks(
     return torch.cat(outputs, dim=2), memory
 
 
-def _at(decays: _Decays, i: int) -> _Decays:
-    """The decays of chunk i."""
-    parts: dict[str, Any] = {key: value if value is None else value[:, :, i] for key, value in vars(decays).items()}
-    return _Decays(**parts)
+def _apart(decays: _Decays) -> list[_Decays]:
+    """The decays of each chunk."""
+    number = decays.read_gain.shape[2]
+    columns = {key: number * (None,) if value is None else value.unbind(2) for key, value in vars(decays).items()}
+    rows: list[dict[str, Any]] = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return [_Decays(**row) for row in rows]
 
 
 def run_memory(
