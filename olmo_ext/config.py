@@ -54,6 +54,12 @@ IDENTITY = (
     *("max_duration", "max_grad_norm", "max_grad_norm_ratio", "fast_forward_batches"),
     *("softmax_auxiliary_loss", "auxiliary_loss_multiplier"),
 )
+CORPUS_KEYS = (
+    *("model.vocab_size", "model.embedding_size", "model.eos_token_id", "model.pad_token_id", "tokenizer.identifier"),
+    *("data.paths", "data.memmap_dtype", "evaluators"),
+)
+"""What `data.corpus` fills."""
+
 SECRET_NAME = re.compile(r"key|token|secret|passw|credential", re.IGNORECASE)
 
 
@@ -209,14 +215,26 @@ def _legacy(tree: dict[str, Any]) -> None:
 
 
 def _with_corpus(tree: dict[str, Any]) -> dict[str, Any]:
-    """Fill what a corpus folder knows (paths, dtype, vocabulary, validation set) beneath what the config says."""
+    """Fill what a corpus folder knows (paths, dtype, vocabulary, validation set) beneath what the config says.
+
+    A config that says all of it, as a run's own does, loads where the folder is no more: it was moved, or only the
+    weights are wanted.
+    """
     data = tree.get("data")
     corpus = data.get("corpus") if isinstance(data, dict) else None
-    if corpus is None or is_null(corpus):
+    if corpus is None or is_null(corpus) or all(_is_set(tree, key) for key in CORPUS_KEYS):
         return tree
     from olmo_ext.data.corpus import corpus_config
 
     return merge(corpus_config(Path(str(corpus))), tree)
+
+
+def _is_set(tree: Any, dotted: str) -> bool:
+    for part in dotted.split("."):
+        if not isinstance(tree, Mapping) or is_null(tree.get(part)):
+            return False
+        tree = tree[part]
+    return True
 
 
 def load_run_config(

@@ -65,6 +65,43 @@ class MetricsRow:
     values: dict[str, float] = field(default_factory=dict)
 
 
+_LARGEST = 2**63
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int and -_LARGEST <= value < _LARGEST
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is float or _is_whole(value)
+
+
+def is_metrics_row(row: Any) -> bool:
+    """Whether a JSON value can be a row of `metrics.jsonl`: after a full disk or an edit the file may hold anything."""
+    return (
+        type(row) is dict
+        and type(row.get("kind")) is str
+        and _is_whole(row.get("attempt"))
+        and _is_whole(row.get("step"))
+        and _is_whole(row.get("tokens", 0))
+        and _is_number(row.get("flops", 0))
+        and _is_number(row.get("seconds", 0))
+        and _is_number(row.get("time", 0))
+        and type(row.get("values", {})) is dict
+    )
+
+
+def _is_state(content: Any) -> bool:
+    """Whether a JSON value can be what `state.json` holds."""
+    return (
+        type(content) is dict
+        and content.get("status") in STATUSES
+        and all(_is_whole(content.get(name, 0)) for name in ("attempt", "step", "max_steps", "pid"))
+        and all(type(content.get(name, "")) is str for name in ("reason", "updated", "host"))
+        and type(content.get("slurm_job")) in (str, type(None))
+    )
+
+
 def surviving_rows(rows: list[MetricsRow]) -> list[MetricsRow]:
     """Drop what a later attempt has overtaken: its first row carries the step it restored, and rows of earlier
     attempts beyond that step belong to a history that no checkpoint holds."""
@@ -75,6 +112,13 @@ def surviving_rows(rows: list[MetricsRow]) -> list[MetricsRow]:
                 kept.pop()
         kept.append(row)
     return kept
+
+
+def _parsed(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
 
 
 class RunDirectory:
@@ -100,13 +144,25 @@ class RunDirectory:
     def exists(self) -> bool:
         return self.config_path.is_file()
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything was trained here, whatever `state.json` says: a kill or a full disk may have torn that."""
+        return self.metrics_path.exists() or self.checkpoints.exists()
+
     def read_config(self) -> dict[str, Any]:
         try:
-            return yaml.safe_load(self.config_path.read_text())
-        except FileNotFoundError:
+            content = yaml.safe_load(self.config_path.read_bytes())
+        except (FileNotFoundError, NotADirectoryError):
             raise InputError(
                 "no config.yaml", where=str(self.path), right="name the folder of a run that was started"
             ) from None
+        except OSError as error:
+            raise InputError(f"cannot be read ({error.strerror})", where=str(self.config_path)) from None
+        except (yaml.YAMLError, ValueError):
+            raise InputError("not YAML", where=str(self.config_path)) from None
+        if not isinstance(content, dict):
+            raise InputError("holds no `key: value` lines", where=str(self.config_path))
+        return content
 
     def write_config(self, values: dict[str, Any]) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
@@ -114,11 +170,16 @@ class RunDirectory:
 
     def _read_json(self, path: Path) -> dict[str, Any]:
         try:
-            return json.loads(path.read_text())
-        except FileNotFoundError:
+            content = json.loads(path.read_bytes())
+        except (FileNotFoundError, NotADirectoryError):
             raise InputError(f"no {path.name}", where=str(self.path), right="was the run started?") from None
-        except json.JSONDecodeError as error:
+        except OSError as error:
+            raise InputError(f"cannot be read ({error.strerror})", where=str(path)) from None
+        except ValueError as error:
             raise InputError(f"not JSON ({error})", where=str(path)) from None
+        if not isinstance(content, dict):
+            raise InputError("not a JSON object", where=str(path))
+        return content
 
     def _write_json(self, path: Path, content: dict[str, Any]) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
@@ -137,12 +198,19 @@ class RunDirectory:
         self._write_json(self.provenance_path, provenance)
 
     def read_state(self) -> RunState:
-        """The state; a run that was never started is `pending`, an empty or torn file counts as never written."""
+        """The state; a run that was never started is `pending`, a torn or foreign file counts as never written.
+
+        :raises InputError: for a file that is there and cannot be read.
+        """
         try:
-            content = json.loads(self.state_path.read_text())
-            return RunState(**{k: v for k, v in content.items() if k in RunState.__dataclass_fields__})
-        except (FileNotFoundError, json.JSONDecodeError):
+            content = json.loads(self.state_path.read_bytes())
+        except (FileNotFoundError, NotADirectoryError, ValueError):
             return RunState()
+        except OSError as error:
+            raise InputError(f"cannot be read ({error.strerror})", where=str(self.state_path)) from None
+        if not _is_state(content):
+            return RunState()
+        return RunState(**{key: value for key, value in content.items() if key in RunState.__dataclass_fields__})
 
     def write_state(self, state: RunState) -> None:
         if state.status not in STATUSES:
@@ -156,17 +224,25 @@ class RunDirectory:
 
     def read_all_metrics(self) -> list[MetricsRow]:
         """Every row that was written, lost attempts included; torn lines (a kill inside a write) are left out."""
-        rows = []
+        names = MetricsRow.__dataclass_fields__
+        return [MetricsRow(**{k: v for k, v in row.items() if k in names}) for row in self.read_plain_metrics()]
+
+    def read_plain_metrics(self) -> list[dict[str, Any]]:
+        """The same rows as plain dictionaries, several times faster: a report reads 50 x 5,000 of them.
+
+        :raises InputError: for a file that is there and cannot be read.
+        """
         try:
-            lines = self.metrics_path.read_bytes().splitlines()
-        except FileNotFoundError:
+            lines = self.metrics_path.read_bytes().split(b"\n")
+        except (FileNotFoundError, NotADirectoryError):
             return []
-        for line in lines:
-            try:
-                rows.append(MetricsRow(**json.loads(line)))
-            except (json.JSONDecodeError, TypeError, UnicodeDecodeError):
-                continue
-        return rows
+        except OSError as error:
+            raise InputError(f"cannot be read ({error.strerror})", where=str(self.metrics_path)) from None
+        try:
+            rows = json.loads(b"[" + b",".join(line for line in lines if line.strip()) + b"]")
+        except ValueError:
+            rows = [row for line in lines if (row := _parsed(line)) is not None]
+        return [row for row in rows if is_metrics_row(row)]
 
     def read_metrics(self) -> list[MetricsRow]:
         """The rows that count, in order of steps: see `surviving_rows`."""

@@ -213,8 +213,8 @@ def coerce_class(name: str, section: Any, *, key: str, origins: Origins, options
         path = f"{key}.{word}" if key else word
         if word in section:
             result[word] = coerce(section[word], entry, key=path, origins=origins)
-            if (right := out_of_range(name, word, result[word])) is not None:
-                raise InputError(f"{plain_value(section[word])!r}", where=_place(path, origins), right=right)
+            if (allowed := out_of_range(name, word, result[word])) is not None:
+                raise InputError(f"{plain_value(section[word])!r}", where=_place(path, origins), right=allowed)
         elif entry.get("required"):
             raise InputError(f"{word!r} is missing", where=_place(path, origins))
         else:

@@ -60,6 +60,66 @@ def test_an_empty_or_torn_state_counts_as_never_written(tmp_path: Path) -> None:
         assert run.read_state().status == "pending"
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x00\xff\xfe binary", b"[]", b"5", b"null", b"{}", b'{"status": "flying"}', b'{"status": "done", "step": "7"}',
+        b'{"status": "running", "attempt": null}', b'{"status": "done", "step": 1e3}', b'{"status": ["done"]}',
+    ],
+)  # fmt: skip
+def test_a_state_of_any_content_counts_as_never_written(tmp_path: Path, content: bytes) -> None:
+    run = RunDirectory(tmp_path)
+    run.state_path.write_bytes(content)
+    assert run.read_state() == RunState()
+
+
+def test_a_state_of_a_later_version_keeps_what_is_known(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.state_path.write_text('{"status": "done", "attempt": 2, "step": 7, "mood": "good"}')
+    assert (run.read_state().status, run.read_state().step) == ("done", 7)
+
+
+def test_rows_of_any_content_cost_themselves_only_for_every_reader(tmp_path: Path) -> None:
+    from olmo_ext.compare.collect import read_surviving
+    from olmo_ext.launch.progress import read_progress
+
+    run = RunDirectory(tmp_path)
+    odd = [
+        b"\x00\xff\xfe", b"[]", b"5", b"null", b"{}", b'"kind"', b'{"kind": "train"}', b"{" * 3000, b"\r",
+        b'{"kind": "train", "attempt": 1, "step": "9"}', b'{"kind": "attempt", "attempt": 1, "step": null}',
+        b'{"kind": "train", "attempt": 1, "step": 9, "values": [1]}', b'{"kind": ["train"], "attempt": 1, "step": 9}',
+        b'{"kind": "train", "attempt": 1, "step": 9, "tokens": "many"}', b'{"kind": "train", "attempt": 1, "step": 1e400}',
+        b'{"kind": "train", "attempt": 1, "step": 9, "time": "noon"}', b'{"kind": "train", "attempt": 1, "step": ' + b"9" * 30 + b"}",
+    ]  # fmt: skip
+    for step, line in enumerate(odd, 1):
+        run.append_metrics(_row("train", 1, step, value=1.0))
+        with open(run.metrics_path, "ab") as file:
+            file.write(line + b"\n")
+    steps = list(range(1, len(odd) + 1))
+    assert [row.step for row in run.read_metrics()] == steps
+    assert [row["step"] for row in read_surviving(run)] == steps
+    progress = read_progress(run)
+    assert progress is not None and progress.step == steps[-1] and progress.loss == 1.0
+
+
+@pytest.mark.parametrize("content", ["", "5", "- a", "a: [", "\x00"])
+def test_a_config_or_description_that_is_none_is_one_line(tmp_path: Path, content: str) -> None:
+    run = RunDirectory(tmp_path)
+    for path, read in ((run.config_path, run.read_config), (run.shape_path, run.read_shape)):
+        path.write_text(content)
+        with pytest.raises(InputError, match=path.name):
+            read()
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    reads = {run.state_path: run.read_state, run.metrics_path: run.read_metrics, run.config_path: run.read_config}
+    for path, read in {**reads, run.shape_path: run.read_shape}.items():
+        path.mkdir()
+        with pytest.raises(InputError, match=f"{path.name}: cannot be read"):
+            read()
+
+
 def test_reading_a_folder_that_is_no_run_is_one_clear_line_and_creates_nothing(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "nothing")
     for read in (run.read_config, run.read_shape, run.read_provenance):

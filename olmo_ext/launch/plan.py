@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from olmo_ext.config import differing_keys, load_run_config
 from olmo_ext.errors import InputError
 from olmo_ext.launch.slurm_queue import submitted_jobs
 from olmo_ext.launch.sweep import Sweep, SweepRun, write_sweep_json
 from olmo_ext.rundir import RunDirectory
+from olmo_ext.training.identity import differences_from
 from olmo_ext.training.run import is_finished
 
 
@@ -38,10 +38,7 @@ def members_of(sweep: Sweep, runs_directory: Path) -> list[Member]:
 
 
 def _refuse_another_config(run: SweepRun, directory: RunDirectory) -> None:
-    if not directory.exists() or directory.read_state().attempt == 0:
-        return
-    stored = load_run_config(directory.config_path, check_budget_too=False)
-    if differences := differing_keys(run.config.identity(), stored.identity()):
+    if differences := differences_from(directory, run.config):
         more = f" and {len(differences) - 4} more" if len(differences) > 4 else ""
         raise InputError(
             f"the folder holds a run of another config: {'; '.join(differences[:4])}{more}",

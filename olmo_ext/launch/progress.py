@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from olmo_ext.rundir import RunDirectory, RunState
+from olmo_ext.rundir import RunDirectory, RunState, is_metrics_row
 
 TAIL_BYTES = 1 << 16
 TORCHRUN_REPORT = "torch/distributed/elastic/multiprocessing/api.py"
@@ -57,7 +57,7 @@ def _last_rows(path: Path) -> list[dict[str, Any]]:
             row = json.loads(line)
         except ValueError:
             continue  # torn by a kill
-        if isinstance(row, dict) and {"kind", "step", "attempt"} <= set(row):
+        if is_metrics_row(row):
             rows.append(row)
     return rows
 
@@ -69,7 +69,7 @@ def read_progress(directory: RunDirectory) -> Progress | None:
         return None
     last = rows[-1]
     train = [row for row in rows if row["attempt"] == last["attempt"] and row["kind"] == "train"]
-    losses = [row["values"].get("train/CrossEntropyLoss") for row in train]
+    losses = [row.get("values", {}).get("train/CrossEntropyLoss") for row in train]
     first, end = (train[-RATE_ROWS:][0], train[-1]) if len(train) > 1 else (last, last)
     seconds, steps = end.get("time", 0) - first.get("time", 0), end["step"] - first["step"]
     known = seconds > 0 and steps > 0
@@ -77,7 +77,7 @@ def read_progress(directory: RunDirectory) -> Progress | None:
         attempt=last["attempt"],
         step=last["step"],
         loss=losses[-1] if losses else None,
-        tokens_per_second=(end["tokens"] - first["tokens"]) / seconds if known else None,
+        tokens_per_second=(end.get("tokens", 0) - first.get("tokens", 0)) / seconds if known else None,
         seconds_per_step=seconds / steps if known else None,
         time=last.get("time"),
     )

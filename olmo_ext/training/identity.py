@@ -7,9 +7,44 @@ from pathlib import Path
 from olmo_ext.config import RunConfig, differing_keys, load_run_config
 from olmo_ext.errors import InputError
 from olmo_ext.rundir import RunDirectory
+from olmo_ext.training.checkpoint import CONFIG, CheckpointStore
 
 STEADY_SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqrt_with_warmup")
 """Schedules whose learning rate does not depend on where the run ends."""
+
+
+def _checkpoint_config(directory: RunDirectory) -> Path | None:
+    newest = CheckpointStore(directory.checkpoints, report=lambda text: None).newest_complete(verify=False)
+    return newest / CONFIG if newest is not None and (newest / CONFIG).is_file() else None
+
+
+def stored_config(directory: RunDirectory) -> RunConfig | None:
+    """The config that a folder was trained with: its own, or where that was lost its newest checkpoint's.
+
+    :returns: None where nothing was trained yet.
+    """
+    if not directory.has_begun:
+        return None
+    lost = not directory.exists() or not directory.config_path.stat().st_size
+    path = _checkpoint_config(directory) if lost else directory.config_path
+    return None if path is None else load_run_config(path, check_budget_too=False)
+
+
+def differences_from(directory: RunDirectory, config: RunConfig) -> list[str]:
+    """Keys of a run's identity that differ from what the folder was trained with.
+
+    The newest checkpoint is asked too: `config.yaml` may have been edited, or written again, since. Its length may be
+    another: the run may have been extended.
+    """
+    stored = stored_config(directory)
+    if stored is None:
+        return []
+    found = differing_keys(config.identity(), stored.identity())
+    path = _checkpoint_config(directory)
+    if not found and path is not None:
+        saved = load_run_config(path, check_budget_too=False).identity()
+        found = differing_keys({**config.identity(), "max_duration": None}, {**saved, "max_duration": None})
+    return found
 
 
 def check_same_run(config: RunConfig, directory: RunDirectory, *, extend: bool) -> None:
@@ -20,13 +55,14 @@ def check_same_run(config: RunConfig, directory: RunDirectory, *, extend: bool) 
     :param extend: whether a longer `max_duration` is meant.
     :raises InputError: naming the differing keys with both values.
     """
-    if not directory.exists() or not (directory.metrics_path.exists() or directory.checkpoints.exists()):
+    stored = stored_config(directory)
+    if stored is None:
         return
-    stored = load_run_config(directory.config_path, check_budget_too=False)
-    differences = differing_keys(config.identity(), stored.identity())
+    if extend:
+        check_extension(config, stored, directory.config_path)
+    differences = differences_from(directory, config)
     if extend:
         differences = [text for text in differences if not text.startswith("max_duration: ")]
-        check_extension(config, stored, directory.config_path)
     if differences:
         more = f" and {len(differences) - 6} more" if len(differences) > 6 else ""
         longer = all(text.startswith("max_duration: ") for text in differences)

@@ -263,3 +263,22 @@ def test_corpus_config_is_what_a_run_config_takes(tmp_path: Path) -> None:
     assert config.values["data"]["memmap_dtype"] == "uint16"
     (evaluator,) = config.values["evaluators"]
     assert evaluator["data"]["datasets"] == {"validation": [str(tmp_path / "out" / "validation.bin")]}
+
+
+def test_a_runs_own_config_loads_where_its_corpus_is_no_more(tmp_path: Path) -> None:
+    """Its weights are exported, evaluated and compared, and the run goes on from where the corpus lies now."""
+    from olmo_ext.config import load_run_config
+    from olmo_ext.errors import InputError
+
+    write_documents(tmp_path / "in")
+    build_corpus(FileSource([tmp_path / "in"]), tmp_path / "out", tokenizer="bpe:300")
+    model = {"d_model": 64, "n_heads": 4, "n_layers": 2}
+    config = load_run_config({"model": model, "data": {"corpus": tmp_path / "out"}})
+    (tmp_path / "config.yaml").write_text(config.dump())
+    (tmp_path / "out").rename(tmp_path / "moved")
+    stored = load_run_config(tmp_path / "config.yaml")
+    assert {**stored.values, "run_name": None} == {**config.values, "run_name": None}
+    moved = load_run_config({"model": model, "data": {"corpus": tmp_path / "moved"}})
+    assert moved.identity() == stored.identity()
+    with pytest.raises(InputError, match="no corpus"):
+        load_run_config({"model": model, "data": {"corpus": tmp_path / "out"}})

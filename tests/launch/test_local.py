@@ -179,6 +179,13 @@ def test_another_config_in_the_folder_of_a_started_run_is_refused(launch, tmp_pa
     _, err = process.communicate(timeout=60)
     assert process.returncode == 2
     assert "optimizer.learning_rate" in err and "runs/sweep/a" in err
+    # The same where a full disk or a kill took the state: what was trained is there.
+    before = run_of(tmp_path, "a").config_path.read_bytes()
+    run_of(tmp_path, "a").state_path.write_bytes(b"")
+    process = launch("a b", "optimizer.learning_rate=0.5")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2 and "optimizer.learning_rate" in err
+    assert run_of(tmp_path, "a").config_path.read_bytes() == before
 
 
 def test_a_dry_run_changes_nothing_and_names_what_would_be_refused(launch, tmp_path) -> None:

@@ -150,6 +150,28 @@ def test_another_config_in_a_run_is_refused_and_the_difference_named(forked, con
     assert sorted((path, path.stat().st_mtime_ns) for path in run.rglob("*")) == before
 
 
+@pytest.mark.parametrize("lost", ["deleted", "empty", "edited"])
+def test_another_config_is_refused_by_the_checkpoint_where_the_runs_own_was_lost(forked, config, tmp_path, lost):
+    run = tmp_path / "run"
+
+    def half():
+        stop_at(2, signal.SIGTERM)
+        return train(config("save_interval=2"), run_directory=run)
+
+    assert forked(half).code == 75
+    own = run / "config.yaml"
+    if lost == "deleted":
+        own.unlink()
+    else:
+        own.write_text("" if lost == "empty" else config("optimizer.learning_rate=2e-2").dump())
+    (run / "state.json").unlink()
+    with pytest.raises(InputError, match="learning_rate: 0.01 -> 0.02"):
+        train(config("optimizer.learning_rate=2e-2"), run_directory=run)
+    if lost != "edited":
+        ended = forked(lambda: train(config("save_interval=2"), run_directory=run))
+        assert ended.code == 0 and "continuing from" in ended.output, ended.output
+
+
 def test_a_run_with_a_schedule_horizon_can_be_extended(forked, config, tmp_path, same_checkpoint):
     short, long = tmp_path / "short", tmp_path / "long"
     horizon = "scheduler.t_max=6"
