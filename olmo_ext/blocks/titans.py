@@ -235,11 +235,11 @@ class TitansType(AttentionType):
         width, heads = sizes.width, sizes.heads
         kept = 3 * width * (3 if sizes.conv_width > 1 else 2) + 3 * width
         hidden = heads * sizes.hidden if sizes.depth == 2 else 0
-        kept += 6 * width + 8 * hidden + 6 * heads * sizes.chunk_size
+        kept += (8 if sizes.depth == 2 else 6) * width + 10 * hidden + 8 * heads * sizes.chunk_size
         kept += (1 + int(sizes.momentum)) * 2 * -(-sizes.memory_weights // sizes.chunk_size)
         kept += 3 * width + (2 * width if sizes.output_gate else 0)
         if sizes.has_attention:
-            kept += super().activation_elements(d_model, spec)
+            kept += super().activation_elements(d_model, spec) + 6 * width
         return kept
 
     def build(self, d_model: int, spec: AttentionSpec, config: Any, layer_id: int, cache: Any) -> Any:

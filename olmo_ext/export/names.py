@@ -52,7 +52,7 @@ OUTER = {
     "transformer.ff_out": "lm_head",
 }
 
-EXPORTABLE_FFN = ("conventional", "hourglass")
+EXPORTABLE_FFN = ("conventional", "hourglass", "hope")
 EXPORTABLE_ATTENTION = ("softmax", "gated")
 
 
@@ -75,6 +75,10 @@ def require_exportable(layer: LayerShape, index: int) -> None:
             raise InputError(
                 f"layer {index}: {kind} type {name!r} has no Hugging Face form", right=f"exported: {', '.join(known)}"
             )
+    if layer.ffn.options.get("composition", "sequential") != "sequential":
+        raise InputError(
+            f"layer {index}: independent levels have no Hugging Face form", right="composition: sequential"
+        )
 
 
 def layer_entries(layer: LayerShape, index: int, *, stock: bool, names: Mapping[str, str]) -> Iterator[Entry]:

@@ -63,7 +63,7 @@ class ShapeCounts:
         return groups | {"non_embedding": self.non_embedding, "total": self.total}
 
     def to_json(self) -> dict[str, Any]:
-        """The counts part of a run's `shape.json`; the cache is given in bytes of a 2-byte type."""
+        """The counts part of a run's `shape.json`; the cache in bytes of a 2-byte type, the state of fp32."""
         return {
             "parameters": self.parameters(),
             "flops_per_token": {
@@ -72,7 +72,7 @@ class ShapeCounts:
                 "training_causal": self.training_flops_per_token_causal,
             },
             "kv_cache_bytes_per_token": 2 * self.kv_cache_elements_per_token,
-            "state_bytes": 2 * self.state_elements,
+            "state_bytes": 4 * self.state_elements,
             "activation_elements_per_token": self.activation_elements_per_token,
         }
 

@@ -148,7 +148,8 @@ def render(plan: RunPlan) -> list[str]:
         f"forward" + ("" if plan.total_training_flops is None else f"; {plan.total_training_flops:.3g} in all")
     )
     cache = 2 * counts.kv_cache_elements_per_token
-    lines.append(f"  decoding    {cache:,} bytes of KV cache a token (2-byte type)")
+    state = f", {format_bytes(4 * counts.state_elements)} of state a sequence (fp32)" if counts.state_elements else ""
+    lines.append(f"  decoding    {cache:,} bytes of KV cache a token (2-byte type){state}")
     if plan.length is not None and plan.rates is not None:
         lines.append(
             f"  length      {plan.length.steps:,} steps x {format_count(plan.length.tokens_per_step)} = "

@@ -286,7 +286,7 @@ def test_a_wrong_option_is_named(options, word, tiny):
 
 
 def recalled(built, *, layers, steps, **options):
-    """Share of values named right in the last ten steps: three key-value pairs, then the keys again in another order."""
+    """Share of values named right in the last steps: three key-value pairs, then the keys again in another order."""
     attention = {"type": "titans", "chunk_size": 4, **options}
     model = built(n_heads=2, n_layers=layers, init_std=0.05, attention=attention, ffn={"d_ff": 32}, seed=1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.95), weight_decay=0.01)

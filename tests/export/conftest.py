@@ -44,6 +44,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "ffn": {"type": "hourglass", "d_ff": 32, "num_sub_mlps": 2, "taper": {"widths": [48, 32, 16]}},
         "attention": {"type": ["gated", "softmax", "gated"], "gate_scale": 2.0},
     },
+    "hope": {"norm_after": False, "ffn": {"type": "hope", "d_ff": [24, 16], "update_periods": [1, 4]}},
     "headwise, heads by layer": {
         "attention": {"type": "gated", "gate": "headwise", "n_heads": [2, 4, 3], "head_dim": 8}
     },
