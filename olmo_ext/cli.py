@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
 
 import click
 
-from olmo_ext.errors import EXIT_FAILED, OlmoExtError
+from olmo_ext.errors import EXIT_BAD_INPUT, EXIT_FAILED, OlmoExtError
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "plan": (
@@ -39,6 +40,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 """Command name -> (module:attribute, one line of help). The help line stands here so that --help imports nothing."""
 
+UNUSABLE_FILE = (
+    *(errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.EROFS),
+    *(errno.ENAMETOOLONG, errno.ELOOP),
+)
+
 
 class LazyGroup(click.Group):
     """A click group whose commands are imported on use."""
@@ -66,14 +72,32 @@ def cli(debug: bool) -> None:
         os.environ["OLMO_EXT_DEBUG"] = "1"
 
 
+def usage_line(error: click.ClickException) -> str:
+    """What click says of a wrong call, in one line with the help that would be right."""
+    text = " ".join(error.format_message().split())
+    context = getattr(error, "ctx", None)
+    return text if context is None else f"{text}; `{context.command_path} --help` shows what is right"
+
+
+def unexpected(error: Exception) -> tuple[int, str]:
+    """Exit code and line for an error that no part of the program has put into words.
+
+    A file that was named and cannot be used is bad input; anything else is failed work.
+    """
+    if isinstance(error, OSError) and error.strerror:
+        code = EXIT_BAD_INPUT if error.errno in UNUSABLE_FILE else EXIT_FAILED
+        return code, f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
+    return EXIT_FAILED, f"{type(error).__name__}: {' '.join(str(error).split())} (--debug shows where)"
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Entry point: one line and an exit code for every error, a traceback only with --debug."""
     try:
         result = cli.main(args=arguments, prog_name="olmo-ext", standalone_mode=False)
         sys.exit(result if isinstance(result, int) else 0)
     except click.ClickException as error:
-        error.show()
-        sys.exit(2)
+        print(f"olmo-ext: {usage_line(error)}", file=sys.stderr)
+        sys.exit(EXIT_BAD_INPUT)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
     except OlmoExtError as error:
@@ -87,5 +111,6 @@ def main(arguments: list[str] | None = None) -> None:
     except Exception as error:  # noqa: BLE001
         if os.environ.get("OLMO_EXT_DEBUG"):
             raise
-        print(f"olmo-ext: {type(error).__name__}: {error} (--debug shows where)", file=sys.stderr)
-        sys.exit(EXIT_FAILED)
+        code, text = unexpected(error)
+        print(f"olmo-ext: {text}", file=sys.stderr)
+        sys.exit(code)

@@ -100,7 +100,7 @@ def differing_keys(ours: Any, theirs: Any, key: str = "") -> list[str]:
 
 
 def _read_with_parents(path: Path, origins: Origins, chain: tuple[Path, ...] = ()) -> dict[str, Any]:
-    resolved = path.resolve()
+    resolved = Path(os.path.realpath(path))
     if resolved in chain:
         raise InputError("`extends` comes back to this file", where=str(path))
     own: Origins = {}
@@ -117,6 +117,8 @@ def _extend(tree: dict[str, Any], folder: Path, origins: Origins, chain: tuple[P
     for parent in parents if isinstance(parents, list) else [parents]:
         if is_null(parent) or not isinstance(parent, str):
             raise InputError(f"{parent!r} is no path", where=f"{name}, extends", right="one path or a list of paths")
+        if not (folder / str(parent)).exists():
+            raise InputError(f"no such file {folder / str(parent)}", where=f"{name}, extends")
         merged = merge(merged, _read_with_parents(folder / str(parent), origins, chain))
     return merge(merged, tree)
 

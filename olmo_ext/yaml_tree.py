@@ -20,6 +20,9 @@ STANDARD_TAGS = {
     f"tag:yaml.org,2002:{name}"
     for name in ("str", "int", "float", "bool", "null", "seq", "map", "timestamp", "merge", "value")
 }
+LARGEST_TREE, DEEPEST_TREE = 2_000_000, 60
+"""Values that a file may hold, aliases expanded, and levels of nesting."""
+
 Origins = dict[str, str]
 """Dotted key -> where it was set, `file:line` or `command line`."""
 
@@ -49,6 +52,37 @@ def plain_value(value: Any) -> Any:
 
 def is_null(value: Any) -> bool:
     return value is None or (isinstance(value, Plain) and plain_value(value) is None)
+
+
+def _check_size(root: yaml.Node, name: str) -> None:
+    """Refuse what aliases make endless or huge, and nesting that no config has, before anything is expanded.
+
+    :raises InputError: naming the line.
+    """
+    sizes: dict[int, int] = {}
+    open_nodes: set[int] = set()
+    stack: list[tuple[yaml.Node, bool]] = [(root, False)]
+    while stack:
+        node, seen = stack.pop()
+        place = f"{name}:{node.start_mark.line + 1}" if node.start_mark else name
+        children: list[yaml.Node] = []
+        if isinstance(node, yaml.SequenceNode):
+            children = node.value
+        elif isinstance(node, yaml.MappingNode):
+            children = [part for pair in node.value for part in pair]
+        if seen:
+            open_nodes.discard(id(node))
+            sizes[id(node)] = 1 + sum(sizes[id(child)] for child in children)
+            if sizes[id(node)] > LARGEST_TREE:
+                raise InputError("YAML aliases that expand beyond all use", where=place, right="write it out")
+        elif id(node) in open_nodes:
+            raise InputError("a YAML alias inside what it stands for", where=place, right="write it out")
+        elif id(node) not in sizes:
+            open_nodes.add(id(node))
+            if len(open_nodes) > DEEPEST_TREE:
+                raise InputError(f"more than {DEEPEST_TREE} levels", where=place)
+            stack.append((node, True))
+            stack += [(child, False) for child in reversed(children)]
 
 
 def _convert(node: yaml.Node, key: str, name: str, origins: Origins) -> Any:
@@ -89,7 +123,10 @@ def parse_yaml(text: str, *, name: str, origins: Origins | None = None, key: str
         mark = getattr(error, "problem_mark", None)
         place = f"{name}:{mark.line + 1}" if mark else name
         raise InputError(f"not YAML: {getattr(error, 'problem', None) or error}", where=place) from None
-    return None if node is None else _convert(node, key, name, {} if origins is None else origins)
+    if node is None:
+        return None
+    _check_size(node, name)
+    return _convert(node, key, name, {} if origins is None else origins)
 
 
 def read_yaml(path: Path, origins: Origins | None = None) -> dict[str, Any]:

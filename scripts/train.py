@@ -18,14 +18,15 @@ def main() -> int:
     """Like `olmo-ext train`, with an exit that waits for nobody: other ranks may hang in a collective."""
     import click
 
-    from olmo_ext.errors import EXIT_FAILED, OlmoExtError
+    from olmo_ext.cli import usage_line
+    from olmo_ext.errors import EXIT_BAD_INPUT, EXIT_FAILED, OlmoExtError
     from olmo_ext.training.command import train
 
     try:
         return train.main(prog_name="scripts/train.py", standalone_mode=False) or 0
     except click.ClickException as error:
-        error.show()
-        return error.exit_code
+        print(f"olmo-ext: {usage_line(error)}", file=sys.stderr)
+        return EXIT_BAD_INPUT
     except OlmoExtError as error:
         who = f"rank {os.environ['RANK']}: " if "RANK" in os.environ else ""
         print(f"olmo-ext: {who}{' '.join(str(error).split())}", file=sys.stderr)

@@ -63,8 +63,9 @@ def test_an_empty_or_torn_state_counts_as_never_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        b"\x00\xff\xfe binary", b"[]", b"5", b"null", b"{}", b'{"status": "flying"}', b'{"status": "done", "step": "7"}',
-        b'{"status": "running", "attempt": null}', b'{"status": "done", "step": 1e3}', b'{"status": ["done"]}',
+        b"\x00\xff\xfe binary", b"[]", b"5", b"null", b"{}", b'{"status": "flying"}',
+        b'{"status": "done", "step": "7"}', b'{"status": "running", "attempt": null}',
+        b'{"status": "done", "step": 1e3}', b'{"status": ["done"]}',
     ],
 )  # fmt: skip
 def test_a_state_of_any_content_counts_as_never_written(tmp_path: Path, content: bytes) -> None:
@@ -88,8 +89,10 @@ def test_rows_of_any_content_cost_themselves_only_for_every_reader(tmp_path: Pat
         b"\x00\xff\xfe", b"[]", b"5", b"null", b"{}", b'"kind"', b'{"kind": "train"}', b"{" * 3000, b"\r",
         b'{"kind": "train", "attempt": 1, "step": "9"}', b'{"kind": "attempt", "attempt": 1, "step": null}',
         b'{"kind": "train", "attempt": 1, "step": 9, "values": [1]}', b'{"kind": ["train"], "attempt": 1, "step": 9}',
-        b'{"kind": "train", "attempt": 1, "step": 9, "tokens": "many"}', b'{"kind": "train", "attempt": 1, "step": 1e400}',
-        b'{"kind": "train", "attempt": 1, "step": 9, "time": "noon"}', b'{"kind": "train", "attempt": 1, "step": ' + b"9" * 30 + b"}",
+        b'{"kind": "train", "attempt": 1, "step": 9, "tokens": "many"}',
+        b'{"kind": "train", "attempt": 1, "step": 1e400}',
+        b'{"kind": "train", "attempt": 1, "step": 9, "time": "noon"}',
+        b'{"kind": "train", "attempt": 1, "step": ' + b"9" * 30 + b"}",
     ]  # fmt: skip
     for step, line in enumerate(odd, 1):
         run.append_metrics(_row("train", 1, step, value=1.0))
