@@ -101,7 +101,7 @@ class Slow(FFNType):
                 self.ff_out = nn.Linear(d_ff, d_model, bias=config.include_bias, device=config.init_device)
 
             def forward(self, x):
-                time.sleep(0.05)
+                time.sleep(0.12)
                 return self.ff_out(self.ff_proj(x).relu())
 
         return Module()
@@ -114,6 +114,7 @@ def test_the_time_limit_saves_requeues_and_ends_with_the_weights_of_an_uninterru
     project = project_with_training
     project.write("slow_ffn.py", SLOW_FFN)
     # Slurm looks at time limits every 30 seconds and warns up to 30 seconds early: after 25 to 55 seconds here.
+    # The layers sleep for 72 seconds in all, so that the fastest machine is warned before it is done.
     project.site('SBATCH_OPTIONS="--signal=B:USR1@5"')
     steps = 300
     for name in ("straight", "limited"):
