@@ -87,7 +87,10 @@ def unexpected(error: Exception) -> tuple[int, str]:
     if isinstance(error, OSError) and error.strerror:
         code = EXIT_BAD_INPUT if error.errno in UNUSABLE_FILE else EXIT_FAILED
         return code, f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
-    return EXIT_FAILED, f"{type(error).__name__}: {' '.join(str(error).split())} (--debug shows where)"
+    text = " ".join(str(error).split())
+    if os.strerror(errno.ENOSPC) in text:  # what is no OSError where it was written by Rust or C++
+        return EXIT_FAILED, text
+    return EXIT_FAILED, f"{type(error).__name__}: {text} (--debug shows where)"
 
 
 def main(arguments: list[str] | None = None) -> None:

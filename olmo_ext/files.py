@@ -27,6 +27,10 @@ def write_atomically(path: Path | str, content: str | bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        # A disk that runs full names no file by itself.
+        raise OSError(error.errno, error.strerror, str(path)) from None
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
@@ -35,12 +39,15 @@ def write_atomically(path: Path | str, content: str | bytes) -> None:
 
 def append_line(path: Path | str, line: str) -> None:
     """Append one line with a single write, after closing a line that a kill has torn."""
-    with open(path, "ab+") as file:
-        torn = False
-        if file.tell() > 0:
-            file.seek(-1, os.SEEK_END)
-            torn = file.read(1) != b"\n"
-        file.write((b"\n" if torn else b"") + line.encode() + b"\n")
+    try:
+        with open(path, "ab+") as file:
+            torn = False
+            if file.tell() > 0:
+                file.seek(-1, os.SEEK_END)
+                torn = file.read(1) != b"\n"
+            file.write((b"\n" if torn else b"") + line.encode() + b"\n")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def sha256_of_file(path: Path | str) -> str:

@@ -104,4 +104,6 @@ def test_a_file_that_cannot_be_used_is_bad_input_and_what_the_machine_refuses_is
     for number, code in ((errno.EACCES, 2), (errno.EROFS, 2), (errno.ENOTDIR, 2), (errno.ENOSPC, 1), (errno.EIO, 1)):
         found, text = unexpected(OSError(number, os.strerror(number), "a b/c"))
         assert (found, text) == (code, f"a b/c: {os.strerror(number)}")
+    full = os.strerror(errno.ENOSPC)
+    assert unexpected(RuntimeError(f"I/O error: {full} (os error 28)")) == (1, f"I/O error: {full} (os error 28)")
     assert unexpected(ValueError("two\nlines")) == (1, "ValueError: two lines (--debug shows where)")

@@ -57,3 +57,21 @@ def test_a_line_after_a_torn_one_stands_on_its_own(tmp_path: Path) -> None:
         file.write('{"torn": ')
     append_line(path, "two")
     assert path.read_text().splitlines() == ["one", '{"torn": ', "two"]
+
+
+@pytest.mark.parametrize("write", [write_atomically, append_line])
+def test_a_full_disk_names_the_file(tmp_path: Path, write) -> None:
+    """A limit on the size of a file stands in for it."""
+    import resource
+
+    path = tmp_path / "a.json"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with pytest.raises(OSError) as raised:
+            write(path, "x" * 20_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+    assert raised.value.filename == str(path)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from olmo_ext.data.survey import SourceManifest
 
 DEFAULT_SOURCE = "olmo2-1b-stage1"
+AT_LEAST_0, AT_LEAST_1 = click.IntRange(min=0), click.IntRange(min=1)
 MAP_HELP = "Read paths that begin with FROM at TO instead; may be given several times."
 
 
@@ -32,9 +33,12 @@ data.add_command(corpus)
 
 def _count(value: str, *, option: str) -> int:
     try:
-        return parse_count(value)
+        count = parse_count(value)
     except ValueError as error:
         raise InputError(str(error), where=option, right="a whole number, as in 2.5B") from None
+    if count < 1:
+        raise InputError(f"{value!r}", where=option, right="at least 1")
+    return count
 
 
 def _source(name: str, maps: tuple[str, ...]) -> Source:
@@ -64,7 +68,7 @@ def _instances(tokens: str | None, instances: str | None, sequence_length: int) 
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Default: SOURCE.manifest.json.")
 @click.option("--map", "maps", multiple=True, metavar="FROM=TO", help=MAP_HELP)
 @click.option("--replace", is_flag=True, help="Accept files that have changed since the survey that is there.")
-@click.option("--concurrency", default=64, show_default=True, help="Requests in flight.")
+@click.option("--concurrency", type=AT_LEAST_1, default=64, show_default=True, help="Requests in flight.")
 @click.option("--list", "list_only", is_flag=True, help="Print where every file is read from, and ask nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def survey(
@@ -116,8 +120,10 @@ def survey(
 @click.option("--tokens", help="As in 2.5B; rounded up to whole instances.")
 @click.option("--instances", help="Instead of --tokens.")
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="An .npy file.")
-@click.option("--seed", default=6198, show_default=True)
-@click.option("--epoch", default=0, show_default=True, help="Epochs count from 0; seed + epoch is what matters.")
+@click.option("--seed", type=AT_LEAST_0, default=6198, show_default=True)
+@click.option(
+    "--epoch", type=AT_LEAST_0, default=0, show_default=True, help="Epochs count from 0; seed + epoch is what matters."
+)
 @click.option(
     "--method",
     default="auto",
@@ -185,15 +191,18 @@ def order(
 @click.option("-o", "--output", type=click.Path(path_type=Path, file_okay=False), required=True, help="The subset.")
 @click.option("--manifest", type=click.Path(path_type=Path, dir_okay=False), help="A survey, instead of making one.")
 @click.option("--map", "maps", multiple=True, metavar="FROM=TO", help=MAP_HELP)
-@click.option("--seed", default=6198, show_default=True, help="Of the order.")
-@click.option("--epoch", default=0, show_default=True)
+@click.option("--seed", type=AT_LEAST_0, default=6198, show_default=True, help="Of the order.")
+@click.option("--epoch", type=AT_LEAST_0, default=0, show_default=True)
 @click.option("--indices", metavar="PATH|URL", help="A published global_indices.npy, instead of making the order.")
 @click.option("--part", default="1/1", show_default=True, metavar="I/N", help="Fetch every N-th shard, from the I-th.")
-@click.option("--concurrency", default=256, show_default=True, help="Requests in flight.")
+@click.option("--concurrency", type=AT_LEAST_1, default=256, show_default=True, help="Requests in flight.")
 @click.option("--memory", default="384MiB", show_default=True, help="For the windows in memory, 3 at a time.")
-@click.option("--retries", default=8, show_default=True, help="How often a request is tried again.")
-@click.option("--request-seconds", default=60.0, show_default=True, help="Until a request counts as failed.")
-@click.option("--shard-instances", type=int, help="Default: about 1 GiB.")
+@click.option("--retries", type=AT_LEAST_1, default=8, show_default=True, help="How often a request is tried again.")
+@click.option(
+    "--request-seconds", type=click.FloatRange(min=0, min_open=True), default=60.0, show_default=True,
+    help="Until a request counts as failed.",
+)  # fmt: skip
+@click.option("--shard-instances", type=AT_LEAST_1, help="Default: about 1 GiB.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def fetch(
     source: str,
@@ -229,12 +238,16 @@ def fetch(
     from olmo_ext.data.survey import survey_to
 
     number, slash, parts = part.partition("/")
-    if not slash or not number.isdigit() or not parts.isdigit():
+    if not slash or not number.isdecimal() or not parts.isdecimal() or not 1 <= int(number) <= int(parts):
         raise InputError(f"--part {part!r}", right="I/N, as in 3/10")
     try:
         memory_bytes = parse_bytes(memory)
     except ValueError as error:
         raise InputError(str(error), where="--memory", right="as in 384MiB") from None
+    if memory_bytes < 1:
+        raise InputError(f"{memory!r}", where="--memory", right="as in 384MiB")
+    # Before anything is surveyed: the wrong number must not cost the minutes.
+    _instances(tokens, instances, 1)
     stores = Stores(retries=retries, request_seconds=request_seconds)
     kept = output / SOURCE_NAME
     if manifest is not None:
@@ -272,8 +285,10 @@ def fetch(
 
 @data.command()
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--sample", default=64, show_default=True, help="Random instances to read from the source again.")
-@click.option("--sample-seed", default=0, show_default=True)
+@click.option(
+    "--sample", type=AT_LEAST_0, default=64, show_default=True, help="Random instances to read from the source again."
+)
+@click.option("--sample-seed", type=AT_LEAST_0, default=0, show_default=True)
 @click.option("--map", "maps", multiple=True, metavar="FROM=TO", help=MAP_HELP)
 @click.option("--upstream/--no-upstream", default=None, help="Run OLMo's data set over the source, if it is local.")
 @click.option("--checksums", is_flag=True, help="Read whole local source files for the MD5 that their server stated.")
@@ -309,10 +324,14 @@ def verify(
 
 @data.command()
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--step", type=int, required=True, help="The training step, 1 for the first.")
-@click.option("--batch-size", default=512, show_default=True, help="global_train_batch_size of the run.")
-@click.option("--limit", default=8, show_default=True, help="Instances to show, 0 for all of the step.")
-@click.option("--characters", default=240, show_default=True, help="Text to show of each.")
+@click.option("--step", type=AT_LEAST_1, required=True, help="The training step, 1 for the first.")
+@click.option(
+    "--batch-size", type=AT_LEAST_1, default=512, show_default=True, help="global_train_batch_size of the run."
+)
+@click.option(
+    "--limit", type=AT_LEAST_0, default=8, show_default=True, help="Instances to show, 0 for all of the step."
+)
+@click.option("--characters", type=AT_LEAST_1, default=240, show_default=True, help="Text to show of each.")
 @click.option("--tokenizer", help="Default: the source's own.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object an instance, with all its token ids.")
 def inspect(

@@ -47,9 +47,12 @@ def corpus(
 
     try:
         fraction = parse_fraction(validation_fraction)
+    except ValueError as error:
+        raise InputError(str(error), where="--validation-fraction", right="as in 2%") from None
+    try:
         limit = None if max_bytes is None else parse_bytes(max_bytes)
     except ValueError as error:
-        raise InputError(str(error), where="command line") from None
+        raise InputError(str(error), where="--max-bytes", right="as in 20MB") from None
     if limit is not None and limit <= 0:
         raise InputError(f"{max_bytes!r} is no room for text", where="--max-bytes")
     if paths and limit is not None:

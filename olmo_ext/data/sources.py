@@ -114,7 +114,10 @@ def load_source(name: str | Path, *, locations: Mapping[str, str] | None = None)
                 right=f"a file, a name in {USER_FOLDER}, or one of {', '.join(packaged_sources())}",
             )
     where = str(path)
-    content_text = path.read_text() if text is None else text
+    try:
+        content_text = path.read_text() if text is None else text
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot be read ({error})", where=where, right="a YAML, or a text file of paths") from None
     if path.suffix in (".yaml", ".yml"):
         source = _from_yaml(content_text, where=where)
     else:

@@ -123,7 +123,7 @@ class Subset:
         self.directory = Path(directory)
         path = self.directory / MANIFEST_NAME
         try:
-            text = path.read_text()
+            text = path.read_text(errors="replace")
         except OSError:
             partly = any(self.directory.glob("shard-*")) if self.directory.is_dir() else False
             raise InputError(

@@ -122,6 +122,8 @@ class SourceManifest:
             raise InputError(
                 f"cannot be read ({error.strerror})", where=str(path), right="`olmo-ext data survey` makes it"
             ) from None
+        except UnicodeDecodeError as error:
+            raise InputError(f"no manifest of a source ({error})", where=str(path)) from None
 
 
 def survey(

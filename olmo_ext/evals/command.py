@@ -13,7 +13,7 @@ from olmo_ext.errors import EXIT_FAILED, InputError
 
 DEVICE = click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1 ...")
 PRECISION = click.option("--precision", type=click.Choice(["fp32", "bf16"]), default="fp32", show_default=True)
-STEP = click.option("--step", type=int, help="A run's checkpoint; default: the newest complete one.")
+STEP = click.option("--step", type=click.IntRange(min=0), help="A run's checkpoint; default: the newest complete one.")
 TRUST = click.option("--trust-remote-code", is_flag=True, help="Let a Hugging Face folder run code of its own.")
 
 
@@ -62,10 +62,12 @@ def _start_ranks() -> None:
 @click.option("--text", type=click.Path(path_type=Path), help="Text to hide needles in; default: the validation set.")
 @click.option("--lengths", help="Tokens per needle text, as in 1024,4096; default: the model's longest input.")
 @click.option("--depths", default="0,0.25,0.5,0.75,1", show_default=True, help="Where needles lie, 0 to 1.")
-@click.option("--needle-samples", type=int, default=5, show_default=True, help="Texts per length and depth.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the needles.")
-@click.option("--limit", type=int, help="The first so many items of each task only.")
-@click.option("--sequence-length", type=int, help="Of perplexity instances; default: the model's.")
+@click.option(
+    "--needle-samples", type=click.IntRange(min=1), default=5, show_default=True, help="Texts per length and depth."
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the needles.")
+@click.option("--limit", type=click.IntRange(min=1), help="The first so many items of each task only.")
+@click.option("--sequence-length", type=click.IntRange(min=1), help="Of perplexity instances; default: the model's.")
 @click.option("--batch-tokens", help="Tokens per batch; default: as many as 1 GiB of logits holds.")
 @click.option("--prepared", type=click.Path(path_type=Path), envvar="OLMO_EXT_EVAL_DATA", help="Folder of --prepare.")
 @click.option("--prepare", "prepare_into", type=click.Path(path_type=Path), help="Fetch what tasks need, then stop.")
@@ -193,7 +195,7 @@ def _prepare(directory: Path, lambada: Path | None, mirror: str | None) -> int:
 @click.argument("targets", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--text", type=click.Path(path_type=Path), help="Text to read; default: the run's validation set.")
 @click.option("--tokens", default="16K", show_default=True, help="How many tokens to read.")
-@click.option("--sequence-length", type=int, help="Default: the model's, at most 1024.")
+@click.option("--sequence-length", type=click.IntRange(min=1), help="Default: the model's, at most 1024.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="A folder; default: the run's diagnosis/.")
 @click.option("--plot/--no-plot", default=True, show_default=True, help="Write a plot (HTML) beside the JSON.")
 @click.option("--json", "as_json", is_flag=True, help="Print the JSON.")
@@ -247,11 +249,17 @@ def diagnose(
 @click.command()
 @click.argument("target", type=click.Path(path_type=Path))
 @click.argument("prompt", required=False)
-@click.option("--max-tokens", type=int, default=100, show_default=True)
-@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 decodes greedily.")
-@click.option("--top-k", type=int, help="Sample among the k most likely tokens.")
-@click.option("--top-p", type=float, default=1.0, show_default=True, help="Sample among the likeliest, this share.")
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--max-tokens", type=click.IntRange(min=1), default=100, show_default=True)
+@click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0 decodes greedily.")
+@click.option("--top-k", type=click.IntRange(min=1), help="Sample among the k most likely tokens.")
+@click.option(
+    "--top-p",
+    type=click.FloatRange(min=0, min_open=True, max=1),
+    default=1.0,
+    show_default=True,
+    help="Sample among the likeliest, this share.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--no-cache", is_flag=True, help="Compute every step from the start.")
 @STEP
 @DEVICE

@@ -18,7 +18,7 @@ def _say(result: Any, as_json: bool, text: str) -> None:
 @click.command()
 @click.argument("run", type=click.Path(file_okay=False, path_type=Path))
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The new folder.")
-@click.option("--step", type=int, help="Which checkpoint; the newest by default.")
+@click.option("--step", type=click.IntRange(min=0), help="Which checkpoint; the newest by default.")
 @click.option("--tokenizer", help="A tokenizer.json, a folder or `dolma2`; the run's own by default.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def export(run: Path, output: Path, step: int | None, tokenizer: str | None, as_json: bool) -> None:

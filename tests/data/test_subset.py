@@ -292,8 +292,24 @@ def test_a_published_index_is_used_after_its_length_is_checked(
 def test_bad_input_is_one_line_and_exit_code_2(
     subset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "blob").write_bytes(b"\x84\x00\xff")
+    blob, common = str(tmp_path / "blob"), ["fetch", "olmo2-1b-stage1", "-o", str(tmp_path / "x")]
     for arguments in (
         ["survey", "nope"],
+        ["survey", blob, "-o", str(tmp_path / "m.json")],
+        ["survey", "olmo2-1b-stage1", "--concurrency", "0"],
+        ["order", blob, "--tokens", "1M", "-o", "x.npy"],
+        ["order", blob, "--tokens", "1M", "-o", "x.npy", "--epoch", "-1"],
+        [*common, "--tokens", "-5"],
+        [*common, "--instances", "0"],
+        [*common, "--tokens", "1M", "--instances", "5"],
+        [*common, "--tokens", "1M", "--part", "0/2"],
+        [*common, "--tokens", "1M", "--part", "3/2"],
+        [*common, "--tokens", "1M", "--memory", "0"],
+        [*common, "--tokens", "1M", "--retries", "0"],
+        [*common, "--tokens", "1M", "--request-seconds", "0"],
+        [*common, "--tokens", "1M", "--shard-instances", "0"],
+        [*common, "--tokens", "1M", "--manifest", blob],
         ["order", str(tmp_path / "nope.json"), "--tokens", "1M", "-o", "x.npy"],
         ["fetch", "olmo2-1b-stage1", "-o", str(tmp_path / "x"), "--part", "0-1", "--tokens", "1M"],
         ["verify", str(tmp_path)],
