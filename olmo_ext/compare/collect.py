@@ -177,10 +177,14 @@ def read_sweep(path: Path | str, *, baseline: str | None = None, every_metric: b
 
 def _read_declared(path: Path, sweep_file: Path, keep: Callable[[str], bool] | None) -> Sweep:
     try:
-        content = json.loads(sweep_file.read_text())
+        content = json.loads(sweep_file.read_bytes())
         entries = [(e["name"], e["group"], e.get("seed"), e.get("values") or {}) for e in content["runs"]]
         name, baseline = content["name"], content["baseline"]
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        if not all(isinstance(text, str) for text in (name, baseline, *(part for e in entries for part in e[:2]))):
+            raise TypeError("names are text")
+        if not all(isinstance(e[2], (int, type(None))) and isinstance(e[3], dict) for e in entries):
+            raise TypeError("a seed is a number, values are a mapping")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"unreadable ({error!r})", where=str(sweep_file), right="launch writes it") from None
     runs = [_read_run(path / n, group=g, seed=s, axes=axes, keep=keep) for n, g, s, axes in entries]
     listed = {run.name for run in runs}
@@ -211,8 +215,11 @@ def _read_run(
     try:
         text = directory.config_path.read_text()
         # libyaml where PyYAML was built with it: a resolved config has hundreds of lines.
-        run.config = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {}
-    except (OSError, yaml.YAMLError):
+        content = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        if not isinstance(content, dict):
+            raise ValueError("no mapping")
+        run.config = content
+    except (OSError, ValueError, yaml.YAMLError):
         run.problems.append("no readable config.yaml")
     for name, reader in (("shape", directory.read_shape), ("provenance", directory.read_provenance)):
         try:
@@ -295,7 +302,7 @@ def _newest_diagnosis(directory: RunDirectory, problems: list[str]) -> dict[str,
     for path in sorted(directory.diagnosis.glob("*.json"), key=step, reverse=True):
         try:
             content = json.loads(path.read_text())
-        except ValueError:
+        except (OSError, ValueError):
             problems.append(f"diagnosis/{path.name} is not JSON")
             continue
         if isinstance(content, dict):

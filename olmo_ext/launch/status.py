@@ -98,8 +98,10 @@ def run_directories(path: Path) -> list[RunDirectory]:
     """
     if (path / "sweep.json").is_file():
         try:
-            names = [run["name"] for run in json.loads((path / "sweep.json").read_text())["runs"]]
-        except (ValueError, KeyError, TypeError) as error:
+            names = [run["name"] for run in json.loads((path / "sweep.json").read_bytes())["runs"]]
+            if not all(isinstance(name, str) for name in names):
+                raise TypeError("names are text")
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"not a sweep's description ({error})", where=str(path / "sweep.json")) from None
         return [RunDirectory(path / name) for name in names]
     if (path / "config.yaml").is_file() or (path / "state.json").is_file():

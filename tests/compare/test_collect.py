@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -81,11 +82,41 @@ def test_runs_that_never_started_and_folders_the_sweep_forgot_are_listed(tmp_pat
     assert runs["old-s1"].problems == ["not named by sweep.json"]
 
 
-@pytest.mark.parametrize("content", ["{", "{}", '{"name": "s", "baseline": "a", "runs": [{}]}'])
-def test_an_unreadable_sweep_json_is_named(tmp_path: Path, content: str) -> None:
-    (tmp_path / "sweep.json").write_text(content)
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{", "{}", "[]", "5", "null", "\x00", '{"name": "s", "baseline": "a", "runs": [{}]}',
+        '{"name": 5, "baseline": "a", "runs": [{"name": "a", "group": "a"}]}',
+        '{"name": "s", "baseline": [], "runs": [{"name": "a", "group": "a"}]}',
+        '{"name": "s", "baseline": "a", "runs": [{"name": 5, "group": "a"}]}',
+        '{"name": "s", "baseline": "a", "runs": [{"name": "a", "group": "a", "seed": "x"}]}',
+        '{"name": "s", "baseline": "a", "runs": [{"name": "a", "group": "a", "values": [1]}]}',
+        b"\x84\xff",
+    ],
+)  # fmt: skip
+def test_an_unreadable_sweep_json_is_named(tmp_path: Path, content: str | bytes) -> None:
+    (tmp_path / "sweep.json").write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(InputError, match="sweep.json: unreadable"):
         read_sweep(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x84\xff", b"[1]", b"5", b"null", b"{}", b"{"])
+@pytest.mark.parametrize("name", ["config.yaml", "shape.json", "provenance.json", "state.json", "metrics.jsonl"])
+def test_a_sweep_is_compared_whatever_one_file_of_one_run_holds(tmp_path: Path, name: str, content: bytes) -> None:
+    from olmo_ext.compare.comparison import compare_sweep
+    from olmo_ext.compare.table import to_csv, to_json
+
+    groups: dict[str, dict[str, Any]] = {"a": {"final": 3.0, "steps": 10}, "b": {"final": 2.9, "steps": 10}}
+    path = make_sweep(tmp_path / "s", groups, baseline="a", seeds=[1, 2])
+    (path / "b-s1" / name).write_bytes(content)
+    sweep = read_sweep(path)
+    result = compare_sweep(sweep, label=None, expected=None)
+    assert json.loads(json.dumps(to_json(result))) and "a-s2" in to_csv(sweep)
+    broken = next(run for run in sweep.runs if run.name == "b-s1")
+    if name in ("shape.json", "provenance.json", "config.yaml") and content != b"{}":
+        assert f"no readable {name}" in broken.problems
+    if name == "state.json":
+        assert not broken.finished
 
 
 def test_a_folder_that_is_no_sweep_says_what_would_be_right(tmp_path: Path) -> None:
