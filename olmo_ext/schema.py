@@ -207,6 +207,11 @@ def coerce_class(name: str, section: Any, *, key: str, origins: Origins, options
             known = [*fields, *options]
             near = difflib.get_close_matches(word, known, n=1)
             right = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(sorted(known))}"
+            if owners := _types_with_option(name, word):
+                # How a config drops what the one it extends says to another type.
+                if is_null(section[word]):
+                    continue
+                right = f"it belongs to type {' and '.join(owners)}; set an inherited one to null"
             raise InputError(f"unknown key {word!r}", where=_place(path, origins), right=right)
     result: dict[str, Any] = {}
     for word, entry in fields.items():
@@ -224,10 +229,21 @@ def coerce_class(name: str, section: Any, *, key: str, origins: Origins, options
     for word, default in options.items():
         path = f"{key}.{word}" if key else word
         try:
-            result[word] = _like_default(section[word], default) if word in section else copy.deepcopy(default)
+            given = word in section and not is_null(section[word])
+            result[word] = _like_default(section[word], default) if given else copy.deepcopy(default)
         except ValueError as error:
             raise InputError(str(error), where=_place(path, origins)) from None
     return result
+
+
+def _types_with_option(name: str, word: str) -> list[str]:
+    """The registered types of an open section that have this option."""
+    if name not in OPEN_CLASSES:
+        return []
+    from olmo_ext.blocks.registry import ATTENTION_TYPES, FFN_TYPES
+
+    registry: Any = FFN_TYPES if name == "FFNSection" else ATTENTION_TYPES
+    return [type_name for type_name in registry if word in registry.get(type_name).options]
 
 
 def _options(name: str, section: Any, key: str, origins: Origins) -> Mapping[str, Any]:

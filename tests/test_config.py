@@ -79,6 +79,8 @@ def test_extending_oneself_is_an_error(tmp_path: Path) -> None:
         ("model.ffn.d_ff=1365.33", r"command line, model\.ffn\.d_ff.*whole number"),
         ("model.ffn.type=hourglas", "did you mean 'hourglass'"),
         ("model.attention.gatee=headwise", "unknown key 'gatee'"),
+        ("model.attention.gatee=null", "unknown key 'gatee'"),
+        ("model.attention.gate=headwise", "belongs to type gated; set an inherited one to null"),
         ("model.ffn=3", "is no section"),
         ("noequals", "write key=value"),
         ("max_duration=2.5B", "2.5BT is tokens"),
@@ -92,6 +94,15 @@ def test_a_bad_override_is_one_line_that_names_the_key(small: Path, override: st
     with pytest.raises(InputError, match=match) as error:
         load_run_config(small, [override])
     assert "\n" not in str(error.value)
+
+
+def test_null_drops_an_inherited_option_of_another_type_and_is_the_default_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(SMALL)
+    (tmp_path / "gated.yaml").write_text("extends: a.yaml\nmodel: {attention: {type: gated, gate: headwise}}\n")
+    other = load_run_config(tmp_path / "gated.yaml", ["model.attention={type: softmax, gate: null}"])
+    assert other.shape.layers[0].attention == load_run_config(tmp_path / "a.yaml").shape.layers[0].attention
+    own = load_run_config(tmp_path / "gated.yaml", ["model.attention.gate=null"])
+    assert own.values["model"]["attention"]["gate"] == "elementwise"
 
 
 def test_an_override_may_hold_any_character() -> None:

@@ -64,7 +64,8 @@ def check_budget(
     given = [name for name in QUANTITIES if section.get(name) is not None]
     if len(given) != 1:
         named = " and ".join(given) if given else "no quantity"
-        raise InputError(f"{named} given", where=place, right=f"one of {', '.join(QUANTITIES)}")
+        inherited = "; set an inherited one to null" if given else ""
+        raise InputError(f"{named} given", where=place, right=f"one of {', '.join(QUANTITIES)}{inherited}")
     quantity = given[0]
     target = section[quantity]
     if target < 1:
@@ -75,8 +76,9 @@ def check_budget(
     if not enforce:
         return report
     if not report.within:
+        short, exact = format_count(report.actual), f"{report.actual:,.0f}"
         raise InputError(
-            f"{quantity} is {format_count(report.actual)} ({report.actual:,.0f}), {report.deviation:+.2%} off "
+            f"{quantity} is {short if short == exact else f'{short} ({exact})'}, {report.deviation:+.2%} off "
             f"{format_count(target)} at a tolerance of {report.tolerance:.3g}",
             where=place,
             right=_what_fits(report, counts, shape),
