@@ -36,7 +36,8 @@ def compare(
 ) -> None:
     """Compare the runs of a sweep with its baseline: what is better, by how much, how surely, at what cost.
 
-    DIRECTORY is a sweep's folder, as in runs/<sweep>; only the run directories in it are read.
+    DIRECTORY is a sweep's folder, as in runs/<sweep>, or a folder of runs that were trained one by one, with
+    --baseline RUN. Only the run directories in it are read.
     """
     from olmo_ext.compare.collect import read_sweep
 

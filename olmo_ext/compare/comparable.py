@@ -22,8 +22,8 @@ _OTHER_THAN_SHAPE = (
 def blocking_differences(run: Run, baseline: Run, label: str | None) -> list[str]:
     """What forbids comparing the losses of two runs; empty if nothing does."""
     found = []
-    for key, name in (("fingerprint", "training data"), ("tokenizer", "tokenizer")):
-        found += _differs(name, run.data.get(key), baseline.data.get(key))
+    found += _differs("training data", run.data.get("fingerprint"), baseline.data.get("fingerprint"))
+    found += _differs("tokenizer", *(_tokenizer(side) for side in (run, baseline)))
     if label is not None:
         left, right = (evaluation_fingerprint(side, label) for side in (run, baseline))
         found += _differs(f"validation set {label}", left, right)
@@ -34,6 +34,13 @@ def blocking_differences(run: Run, baseline: Run, label: str | None) -> list[str
     if left_tokens and right_tokens and abs(left_tokens / right_tokens - 1) > TOKEN_TOLERANCE:
         found.append(f"tokens seen {left_tokens:,} against {right_tokens:,}")
     return found
+
+
+def _tokenizer(run: Run) -> Any:
+    """Without its folder: which tokens the text became is in the fingerprints, and a corpus lies elsewhere on every
+    machine."""
+    named = run.data.get("tokenizer")
+    return named.rpartition("/")[2] if isinstance(named, str) and named.startswith("/") else named
 
 
 def evaluation_fingerprint(run: Run, label: str) -> str | None:

@@ -74,7 +74,7 @@ class Upload:
         """One line for a person."""
         text = f"{self.run}: {self.status}"
         if self.rows:
-            text += f", {self.rows} rows, steps {self.first_step} to {self.last_step}"
+            text += f", {_rows(self.rows)}, steps {self.first_step} to {self.last_step}"
         if self.attempts > 1:
             text += f" of {self.attempts} attempts"
         if self.system_rows:
@@ -82,9 +82,13 @@ class Upload:
         for name, size in self.repaired.items():
             text += f"; {name}: torn last record ({size} bytes) cut off"
         if self.waiting:
-            text += f"; {self.waiting} rows beyond the last checkpoint wait"
+            text += f"; {_rows(self.waiting)} beyond the last checkpoint kept back"
         text += "".join(f"; {note}" for note in self.notes)
         return f"{text} -> {self.url}" if self.url else text
+
+
+def _rows(number: int) -> str:
+    return f"{number} row{'' if number == 1 else 's'}"
 
 
 def find_runs(path: Path) -> list[RunDirectory]:

@@ -38,8 +38,8 @@ def verdict(result: Comparison) -> str:
     elif undecided:
         top = best
         first = (
-            f"No shape is shown to be better than {_name_of(result, top.baseline)}; the lowest is {_name(top)}, "
-            f"{_amount(top)}{_overruled(result, top)}."
+            f"No shape is shown to be better than {_name_of(result, top.baseline)}; "
+            f"the lowest of the others is {_name(top)}, {_amount(top)}{_overruled(result, top)}."
         )
     else:
         top = best
@@ -97,7 +97,7 @@ def _rest(
         if is_sure(top.nats, top.adjusted_p):
             return _cost(top)
         if needed is not None:
-            return f"About {needed} paired seeds would tell a difference of this size from zero."
+            return f"About {needed:,} paired seeds would tell a difference of this size from zero."
         return "With fewer than three paired seeds, how many would be needed is unknown."
     parts = []
     also = [group for group in better if group is not top]

@@ -85,9 +85,19 @@ def test_runs_that_failed_or_still_run_enter_no_mean_and_are_listed_with_their_r
     ]
 
 
+def test_runs_whose_corpus_lay_in_different_folders_are_compared(tmp_path: Path) -> None:
+    sides = {"base": ("/scratch/me", BASE), "wide": ("/home/you", 2.9)}
+    groups = {
+        name: {"final": final, "data": {"tokenizer": f"{folder}/corpus/tokenizer.json"}}
+        for name, (folder, final) in sides.items()
+    }
+    assert _compared(tmp_path / "s", groups).group("wide").nats is not None
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
+        ({"data": {"tokenizer": "/scratch/other.json"}}, "tokenizer other.json against tttt"),
         ({"data": {"fingerprint": "other"}}, "training data other against ffff"),
         ({"data": {"tokenizer": "other"}}, "tokenizer other against tttt"),
         ({"data": {"evaluation": {"corpus": "other"}}}, "validation set corpus other against eeee"),
