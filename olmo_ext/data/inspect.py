@@ -39,9 +39,9 @@ def instances_of_step(directory: Path, *, step: int, batch_size: int, limit: int
     subset = Subset(directory)
     steps = len(subset) // batch_size
     if not 1 <= step <= steps:
-        raise InputError(
-            f"step {step}", where=str(directory), right=f"1 to {steps}: {len(subset):,} instances by {batch_size}"
-        )
+        right = f"1 to {steps}: {len(subset):,} instances by {batch_size}" if steps else "a smaller --batch-size"
+        what = f"step {step}" if steps else f"{len(subset):,} instances are less than one step of {batch_size}"
+        raise InputError(what, where=str(directory), right=right)
     source = SourceManifest.read(subset.directory / SOURCE_NAME)
     reader, mask, index = subset.reader(), subset.mask(), subset.index()
     begin = (step - 1) * batch_size

@@ -169,8 +169,10 @@ def survey(
     if distinct:
         asyncio.run(ask_all())
     if problems:
-        shown = "; ".join(sorted(problems)[:5])
-        more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
+        # Where most fail, they fail alike: five long addresses would hide the reason.
+        few = 5 if len(problems) <= 5 else 2
+        shown = "; ".join(sorted(problems)[:few])
+        more = f"; and {len(problems) - few} more" if len(problems) > few else ""
         raise WorkError(f"{len(problems)} of {len(set(source.paths))} files did not answer: {shown}{more}")
     return SourceManifest(
         name=source.name,

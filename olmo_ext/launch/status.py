@@ -128,7 +128,8 @@ def sweep_status(path: Path) -> list[RunStatus]:
 def summary(statuses: Sequence[RunStatus]) -> str:
     """How many runs are in which state, in one line."""
     counts = {name: sum(run.status == name for run in statuses) for name in SHOWN}
-    return f"{len(statuses)} runs: " + ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    number = "1 run" if len(statuses) == 1 else f"{len(statuses)} runs"
+    return f"{number}: " + ", ".join(f"{count} {name}" for name, count in counts.items() if count)
 
 
 def status_json(statuses: Sequence[RunStatus]) -> str:

@@ -66,7 +66,9 @@ def check_same_run(config: RunConfig, directory: RunDirectory, *, extend: bool) 
     if differences:
         more = f" and {len(differences) - 6} more" if len(differences) > 6 else ""
         longer = all(text.startswith("max_duration: ") for text in differences)
-        right = "--extend continues it for longer" if longer else "another config is another run: give another folder"
+        right = "another config is another run: give another run_name or folder"
+        if longer:
+            right = "--extend continues it for longer"
         raise InputError(
             f"the folder holds a run of another config: {'; '.join(differences[:6])}{more}",
             where=str(directory.path),

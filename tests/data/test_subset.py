@@ -230,6 +230,8 @@ def test_inspect_names_file_and_offset_of_what_a_step_saw(subset: Path, manifest
         np.testing.assert_array_equal(tokens, one.tokens)
     with pytest.raises(InputError, match="step 101.*; 1 to 100: 1,000 instances by 10"):
         instances_of_step(subset, step=101, batch_size=10)
+    with pytest.raises(InputError, match="1,000 instances are less than one step of 2048; a smaller --batch-size"):
+        instances_of_step(subset, step=1, batch_size=2048)
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
