@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
+import shutil
 from pathlib import Path
 
 
@@ -35,6 +37,21 @@ def write_atomically(path: Path | str, content: str | bytes) -> None:
         aside.unlink(missing_ok=True)
         raise
     sync_directory(path.parent)
+
+
+def make_aside(target: Path) -> Path:
+    """A new, empty folder beside `target`, to be renamed to it when it is whole.
+
+    What a process of this machine that was killed has left there is removed: it may be as large as a model.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for entry in target.parent.glob(f"{glob.escape(target.name)}-aside-*"):
+        process = entry.name.rpartition("-")[2]
+        if process.isdecimal() and (process == str(os.getpid()) or not Path(f"/proc/{process}").exists()):
+            shutil.rmtree(entry, ignore_errors=True)
+    aside = target.parent / f"{target.name}-aside-{os.getpid()}"
+    aside.mkdir()
+    return aside
 
 
 def append_line(path: Path | str, line: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from olmo_ext.files import append_line, write_atomically
+from olmo_ext.files import append_line, make_aside, write_atomically
 
 WRITER = """
 import sys
@@ -75,3 +75,16 @@ def test_a_full_disk_names_the_file(tmp_path: Path, write) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, handler)
     assert raised.value.filename == str(path)
+
+
+def test_what_a_killed_process_left_beside_a_target_is_removed_and_a_living_ones_is_not(tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    target = tmp_path / "out [1]"
+    dead, alive, other = (tmp_path / f"out [1]-aside-{name}" for name in (gone.pid, os.getppid(), "mine"))
+    for folder in (dead, alive, other):
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(b"half")
+    aside = make_aside(target)
+    assert not dead.exists() and alive.exists() and other.exists()
+    assert aside.is_dir() and not list(aside.iterdir()) and make_aside(target) == aside

@@ -8,6 +8,7 @@ set reads them. The same text and settings give the same bytes; the folder appea
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
@@ -321,11 +322,11 @@ def _what_is_there(output: Path, request: str, say: Say) -> CorpusManifest | Non
 
 def _remove_leftovers(output: Path) -> None:
     """Folders of builds that were killed; one whose process still runs is left alone."""
-    for folder in output.parent.glob(f".{output.name}.*"):
+    for folder in output.parent.glob(f".{glob.escape(output.name)}.*"):
         process, kind = folder.name.removeprefix(f".{output.name}.").partition(".")[::2]
         if kind not in ("aside", "old"):
             continue
-        if not (process.isdigit() and Path("/proc", process).exists()):
+        if process.isdecimal() and not Path("/proc", process).exists():
             shutil.rmtree(folder, ignore_errors=True)
 
 

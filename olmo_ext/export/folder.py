@@ -15,6 +15,7 @@ from olmo_ext.blocks.stock import is_stock_layer
 from olmo_ext.errors import InputError
 from olmo_ext.export.configs import CLASSES, hugging_face_config
 from olmo_ext.export.names import CUSTOM, OLMO2, Entry, entries, require_exportable, to_hugging_face
+from olmo_ext.files import make_aside
 from olmo_ext.shapes.model import ModelShape
 
 CODE = ("configuration_olmo_ext.py", "modeling_olmo_ext.py")
@@ -131,9 +132,7 @@ def export_model(
             where=tokenizer.identifier,
             right="name the run's own tokenizer",
         )
-    target.parent.mkdir(parents=True, exist_ok=True)
-    aside = target.parent / f"{target.name}-aside-{os.getpid()}"
-    aside.mkdir()
+    aside = make_aside(target)
     was_training = olmo.training
     olmo.eval()
     try:

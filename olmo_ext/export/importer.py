@@ -16,6 +16,7 @@ from olmo_ext.errors import InputError
 from olmo_ext.export.configs import model_section
 from olmo_ext.export.folder import name_table
 from olmo_ext.export.names import to_olmo
+from olmo_ext.files import make_aside
 
 UNSHARDED = ("model.safetensors", "model.pt")
 
@@ -115,8 +116,7 @@ def import_model(source: Path, target: Path) -> Imported:
             where=str(source),
         )
     values["run_name"] = target.name
-    aside = target.parent / f"{target.name}-aside-{os.getpid()}"
-    aside.mkdir(parents=True)
+    aside = make_aside(target)
     try:
         tokenizer = _copy_tokenizer(source, aside, target, values)
         run = load_run_config(values)

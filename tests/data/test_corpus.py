@@ -243,11 +243,12 @@ def test_a_killed_build_leaves_no_corpus_and_its_rest_is_cleared(tmp_path: Path)
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     dead, alive = tmp_path / f".out.{gone.pid}.aside", tmp_path / f".out.{os.getppid()}.aside"
-    for folder in (dead, alive):
+    theirs = tmp_path / ".out.mine.old"
+    for folder in (dead, alive, theirs):
         folder.mkdir()
         (folder / "train.bin").write_bytes(b"half")
     build_corpus(FileSource([tmp_path / "in"]), tmp_path / "out", tokenizer="bpe:300")
-    assert not dead.exists() and alive.exists()
+    assert not dead.exists() and alive.exists() and theirs.exists()
 
 
 def test_corpus_config_is_what_a_run_config_takes(tmp_path: Path) -> None:
