@@ -15,6 +15,10 @@ from olmo_ext.data.repetition import RepetitionFilter
 from olmo_ext.data.subset import Subset, fingerprint_of
 from olmo_ext.data.tokens import TokenFile, check_dtype, inspect_files
 from olmo_ext.errors import InputError
+from olmo_ext.evals.prepare import PERPLEXITY_SETS
+
+PREPARED = frozenset(f"{name}.npy" for name in PERPLEXITY_SETS)
+"""Files of `olmo-ext eval --prepare`."""
 
 OFFICIAL_SEED = 6198
 """`data.seed` of the OLMo-2 runs, and ours where the config says nothing."""
@@ -136,10 +140,12 @@ def evaluation_fingerprints(values: Mapping[str, Any]) -> dict[str, str]:
             continue
         section, model = evaluator["data"], values["model"]
         kind = check_dtype(section["memmap_dtype"], model.get("vocab_size"), where=f"evaluators: {evaluator['label']}")
-        length = model["max_sequence_length"]
-        files = inspect_files(
-            training_paths(section), dtype=kind, sequence_length=length, vocabulary_size=model.get("vocab_size")
-        )
+        length, paths = model["max_sequence_length"], training_paths(section)
+        for path in map(Path, paths):
+            if path.name in PREPARED and not path.exists():
+                right = f"`olmo-ext eval --prepare {path.parent}` fetches the papers' sets"
+                raise InputError("no such file", where=str(path), right=right)
+        files = inspect_files(paths, dtype=kind, sequence_length=length, vocabulary_size=model.get("vocab_size"))
         content = [[file.num_bytes, file.sample] for file in files]
         found[evaluator["label"]] = fingerprint_of([content, section["memmap_dtype"], length])
     return found

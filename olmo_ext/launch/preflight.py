@@ -110,6 +110,9 @@ def _check_data(runs: Sequence[SweepRun], findings: Findings, *, will_be_fetched
         try:
             if not will_be_fetched:
                 _check_length(values, data_fingerprint(values))
+        except InputError as error:
+            findings.add_error(str(error))
+        try:
             evaluation_fingerprints(values)
         except InputError as error:
             findings.add_error(str(error))

@@ -138,6 +138,9 @@ def test_evaluation_sets_have_fingerprints_by_label(token_files: Files) -> None:
         {"label": "piqa", "type": "downstream"},
     ]
     assert list(evaluation_fingerprints(values)) == ["held-out"]
+    section["paths"] = ["data/eval/wikitext_103.npy"]
+    with pytest.raises(InputError, match="no such file; `olmo-ext eval --prepare data/eval`"):
+        evaluation_fingerprints(values)
 
 
 def test_runs_of_a_sweep_that_share_an_order_are_found() -> None:
