@@ -72,7 +72,8 @@ def write_plot(diagnosis: Mapping[str, Any], path: Path, *, title: str) -> None:
                 row=number // 2 + 1,
                 col=number % 2 + 1,
             )
-    figure.update_xaxes(title_text="layer")
+    figure.update_xaxes(title_text="layer", tickformat="d", dtick=max(1, len(layers) // 8))
+    figure.update_yaxes(rangemode="tozero")
     figure.update_layout(title=title, template="plotly_white", height=760)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, figure.to_html(include_plotlyjs=True, full_html=True))
