@@ -14,8 +14,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
+from olmo_ext.blocks.registry import ATTENTION_TYPES, FFN_TYPES
+from olmo_ext.config import load_run_config
 from olmo_ext.data.sources import load_source
+from olmo_ext.evals.prepare import FILES
+from olmo_ext.launch.sweep import SWEEP_WORDS, load_sweep
+from olmo_ext.schema import OUR_KEYS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -37,6 +43,8 @@ def smoke(command: str, scratch: Path) -> str:
         command = command.replace("torchrun", f"{sys.executable} -m torch.distributed.run", 1)
     if re.match(r"olmo-ext data (survey|fetch)", command):
         command += f" --map {PREFIX}={scratch / 'mirror'}/"
+    if "--prepare" in command:
+        command += f" --mirror {scratch / 'sets'}"
     if "--on b200" in command and "--dry-run" not in command:
         command += " --dry-run"
     return command
@@ -58,6 +66,10 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
         target = folder / "mirror" / path
         target.parent.mkdir(parents=True, exist_ok=True)
         generator.integers(0, 100_000, 4096, dtype=np.uint32).tofile(target)
+    for file in FILES:
+        target = folder / "sets" / file.name
+        target.parent.mkdir(exist_ok=True)
+        generator.integers(0, 100_000, 4096, dtype=np.uint32).tofile(target)
     return folder
 
 
@@ -76,6 +88,37 @@ def test_every_command_of_the_readme_runs_in_its_order(scratch: Path) -> None:
         assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
     assert (scratch / "report.html").stat().st_size > 10_000
     assert (scratch / "exported" / "config.json").is_file()
+
+
+def block_that_begins(words: str) -> str:
+    (found,) = [text for kind, text in BLOCKS if kind == "yaml" and text.startswith(words)]
+    return found
+
+
+def test_the_reference_of_our_keys_is_complete_and_loads() -> None:
+    block = block_that_begins("extends: [")
+    tree = yaml.safe_load(block)
+    sections = {
+        "TrainConfig": tree, "ModelConfig": tree["model"], "DataConfig": tree["data"], "BudgetSection": tree["budget"],
+        "FFNSection": tree["model"]["ffn"], "TaperSection": tree["model"]["ffn"]["taper"],
+        "AttentionSection": tree["model"]["attention"],
+    }  # fmt: skip
+    assert {name: set(keys) - set(sections[name]) for name, keys in OUR_KEYS.items()} == dict.fromkeys(OUR_KEYS, set())
+    for name in ("hourglass", "conventional", "hope", "softmax", "gated", "titans"):
+        assert name in (*FFN_TYPES, *ATTENTION_TYPES) and name in block
+    del tree["extends"], tree["plugins"], tree["data"]["corpus"]
+    shape = load_run_config(tree, check_budget_too=False).shape
+    assert (shape.layers[0].ffn.d_ff, shape.layers[-1].ffn.d_ff) == ((192, 192), (64, 64))
+
+
+def test_the_reference_of_a_sweep_is_complete_and_loads(tmp_path: Path) -> None:
+    block = block_that_begins("name: widths")
+    assert set(SWEEP_WORDS) <= set(yaml.safe_load(block))
+    first = block_that_begins("# my-shape.yaml").replace("configs/", f"{ROOT}/configs/")
+    (tmp_path / "my-shape.yaml").write_text(first)
+    (tmp_path / "base.yaml").write_text(f"extends: {ROOT}/configs/smoke/conventional.yaml\n")
+    (tmp_path / "widths.yaml").write_text(block)
+    assert len(load_sweep(tmp_path / "widths.yaml", ["data.corpus=null"]).runs) == (2 * 2 + 1) * 3
 
 
 def test_what_takes_a_clean_machine_is_run_by_ci() -> None:
