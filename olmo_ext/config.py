@@ -22,6 +22,7 @@ import yaml
 
 import olmo_ext.blocks  # noqa: F401  (registers the built-in types)
 from olmo_ext.errors import InputError
+from olmo_ext.ranges import contradiction
 from olmo_ext.schema import DEFAULT_ORDER_SEED, coerce_class
 from olmo_ext.shapes.budget import BudgetReport, check_budget
 from olmo_ext.shapes.counts import ShapeCounts, count
@@ -272,6 +273,9 @@ def load_run_config(
     if values["data"]["seed"] is None:
         values["data"]["seed"] = DEFAULT_ORDER_SEED
     shape = resolve_shape(values, where=name)
+    if (wrong := contradiction(values)) is not None:
+        key, what, right = wrong
+        raise InputError(what, where=f"{origins.get(key, name)}, {key}", right=right)
     counts = count(shape)
     report = None
     if values["budget"] is not None:

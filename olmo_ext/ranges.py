@@ -53,13 +53,15 @@ RANGES: Mapping[str, Mapping[str, Range]] = {
         **dict.fromkeys(("device_train_microbatch_size", "device_eval_batch_size"), COUNTED),
         **dict.fromkeys(("save_num_checkpoints_to_keep", "save_num_unsharded_checkpoints_to_keep"), ALL_OR_COUNTED),
         "eval_subset_num_batches": ALL_OR_COUNTED,
-        **dict.fromkeys(("max_grad_norm", "max_grad_norm_ratio", "early_stopping_factor", "time_limit"), POSITIVE),
+        **dict.fromkeys(("max_grad_norm", "max_grad_norm_ratio", "time_limit"), POSITIVE),
+        # Below 1 every loss but the least so far would stop the run.
+        "early_stopping_factor": COUNTED,
         "auxiliary_loss_multiplier": NOT_NEGATIVE,
     },
     "ModelConfig": {
         **dict.fromkeys(("attention_dropout", "residual_dropout", "embedding_dropout"), SHARE),
-        **dict.fromkeys(("layer_norm_eps", "init_std", "emb_init_std"), NOT_NEGATIVE),
-        **dict.fromkeys(("rope_theta", "alibi_bias_max", "clip_qkv", "init_cutoff_factor"), POSITIVE),
+        **dict.fromkeys(("layer_norm_eps", "emb_init_std"), NOT_NEGATIVE),
+        **dict.fromkeys(("init_std", "rope_theta", "alibi_bias_max", "clip_qkv", "init_cutoff_factor"), POSITIVE),
         **dict.fromkeys(("block_group_size", "embedding_size"), COUNTED),
         # Every layer is an entry in memory: a slip of the finger must not fill it.
         "n_layers": Range(low=1, high=10_000),
@@ -109,4 +111,28 @@ def out_of_range(name: str, key: str, value: Any) -> str | None:
         return str(allowed)
     if (name, key) == ("OptimizerConfig", "betas") and len(value) != 2:
         return "two numbers"
+    return None
+
+
+def contradiction(values: Mapping[str, Any]) -> tuple[str, str, str] | None:
+    """Two keys of a typed config that exclude each other, where OLMo would stop in the middle of something.
+
+    :returns: the key, what is wrong and what would be right; None where all is well.
+    """
+    model, data = values["model"], values["data"]
+    layers, group = model["n_layers"], model["block_group_size"]
+    if model["alibi"] and model["rope"]:
+        return "model.alibi", "beside rope: a model has one kind of positions", "alibi: false, or rope: false"
+    if layers % group:
+        return "model.block_group_size", f"{group} does not divide n_layers {layers}", "a divisor of n_layers"
+    if data["timeout"] and not data["num_workers"]:
+        return "data.timeout", "there is no worker to wait for", "0, or data.num_workers above 0"
+    if data["generate_doc_lengths"] and not model["flash_attention"]:
+        return "data.generate_doc_lengths", "documents are kept apart by flash attention alone", "flash_attention: true"
+    for section in (data, *(evaluator["data"] for evaluator in values["evaluators"])):
+        chosen = section["instance_filter"]
+        if chosen is not None and chosen["repetition_min_period"] > chosen["repetition_max_period"]:
+            low, high = chosen["repetition_min_period"], chosen["repetition_max_period"]
+            what = f"repetition_min_period {low} is above repetition_max_period {high}: nothing would be filtered"
+            return "data.instance_filter", what, "min at most max"
     return None

@@ -54,6 +54,8 @@ def test_any_value_of_any_key_loads_or_is_one_line(section: str) -> None:
         ("scheduler.t_warmup=-10", "at least 0"),
         ("scheduler.t_max=0", "more than 0"),
         ("time_limit=0", "more than 0"),
+        ("early_stopping_factor=0.5", "at least 1"),
+        ("model.init_std=0", "more than 0"),
         ("seed=-1", "at most 4294967295"),
         ("seed=4294967296", "at most 4294967295"),
         ("data.seed=-1", "at least 0"),
@@ -71,6 +73,22 @@ def test_any_value_of_any_key_loads_or_is_one_line(section: str) -> None:
 def test_what_training_would_take_silently_or_die_of_is_refused_by_its_key(override: str, right: str) -> None:
     with pytest.raises(InputError, match=f"command line, {override.partition('=')[0]}.*: .*{right}"):
         load_run_config({}, [override])
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("model.alibi=true", "model.rope=true"),
+        ("model.block_group_size=5",),
+        ("data.timeout=5",),
+        ("data.generate_doc_lengths=true",),
+        ("data.instance_filter={repetition_min_period: 20}",),
+    ],
+)
+def test_keys_that_exclude_each_other_are_named(overrides: tuple[str, ...]) -> None:
+    key = overrides[0].partition("=")[0]
+    with pytest.raises(InputError, match=f"command line, {key}"):
+        load_run_config({}, overrides)
 
 
 def test_the_limits_are_those_of_keys_that_exist_and_allow_their_defaults() -> None:

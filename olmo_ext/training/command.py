@@ -56,5 +56,17 @@ def run_from_arguments(
     with StopRequest() as stop:
         limit: list[Any] = [f"time_limit={time_limit}"] if time_limit else []
         loaded = load_run_config(config, [*overrides, *limit])
-        folder = run_directory or Path("runs") / (loaded.values["run_name"] or config.stem)
+        folder = run_directory or Path("runs") / _folder_name(loaded.values["run_name"] or config.stem)
         return train_run(loaded, run_directory=folder, progress=progress, extend=extend, stop=stop)
+
+
+def _folder_name(run_name: str) -> str:
+    """A run's name as a path below runs/, and never out of it.
+
+    :raises InputError: where a part of it cannot be a folder.
+    """
+    from olmo_ext.launch.sweep import check_name
+
+    for part in run_name.split("/"):
+        check_name(part, where="run_name")
+    return run_name

@@ -35,6 +35,8 @@ from olmo_ext.upstream.compile import CompileReport
 log = logging.getLogger("olmo_ext.training")
 
 HEARTBEAT_SECONDS = 15.0
+REFUSALS = ("OLMoConfigurationError", "NotImplementedError", "NameError", "InvalidBackend")
+"""What upstream and the compiler raise, while the model is built, for settings that they or this machine lack."""
 
 
 class Session:
@@ -140,13 +142,25 @@ class Session:
         if values["precision"] not in (None, cfg.precision):
             self.say(f"note: {cfg.precision} instead of {values['precision']} on this device")
 
-        trainer, self.compile_report = build_trainer(
-            self.config, cfg, steps=length.steps, directory=self.directory, ranks=ranks, hooks=self
-        )
+        try:
+            trainer, self.compile_report = build_trainer(
+                self.config, cfg, steps=length.steps, directory=self.directory, ranks=ranks, hooks=self
+            )
+        except Exception as error:
+            if type(error).__name__ not in REFUSALS:
+                raise
+            reason = " ".join(str(error).split())
+            raise InputError(f"OLMo refuses this config: {type(error).__name__}: {reason}", where=where) from None
         self.trainer = trainer
         self._open_indices(stack)
         done = self._restore(own)
         trainer.stop_step = self._stop_step(length.steps)
+        if own is None and done >= trainer.stop_step:
+            raise InputError(
+                f"load_path goes on from step {done}, the run ends at {trainer.stop_step}",
+                where=where,
+                right="a longer max_duration, or reset_trainer_state: true",
+            )
         limit = values["time_limit"]
         left = None if limit is None else limit - (time.monotonic() - self._began)
         self.time_limit = TimeLimit(seconds=left, end_time=scheduler_end_time())
@@ -190,6 +204,11 @@ class Session:
             raise WorkError(f"stopped at step {trainer.global_step}: {self.final_reason}")
         if self.stop_reason is not None and trainer.global_step < trainer.stop_step:
             return self._end(EXIT_REQUEUE, "requeued", self.stop_reason)
+        if trainer.global_step < trainer.stop_step:
+            raise WorkError(
+                f"the data ended at step {trainer.global_step} of {trainer.stop_step}: epoch or fast_forward_batches"
+                " lie beyond the run"
+            )
         if self.ranks.is_first and self.store.newest_complete(verify=False) != self.store.folder(trainer.global_step):
             raise WorkError(f"no checkpoint of the last step {trainer.global_step}")
         if self._evaluation_is_due():

@@ -74,6 +74,9 @@ def test_torchrun_stopped_by_a_signal_is_continued_by_one_process(config, tmp_pa
         (["tiny.yaml", "--model.d_modle=512"], "d_model"),
         (["tiny.yaml", "max_duration=1e3.5"], "max_duration"),
         (["tiny.yaml", "--time-limit", "soon"], "time_limit"),
+        (["tiny.yaml", "run_name=.."], "cannot name"),
+        (["tiny.yaml", "run_name=a/../../b"], "cannot name"),
+        (["tiny.yaml", "run_name=/tmp/x"], "cannot name"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(config, tmp_path, monkeypatch, arguments, said):

@@ -319,6 +319,20 @@ def test_a_run_whose_checkpoints_cannot_fit_is_refused_at_the_start(config, tmp_
     assert not Path(tmp_path / "run/checkpoints").exists()
 
 
+@pytest.mark.parametrize("beyond", ["epoch=3e9", "fast_forward_batches=1e13"])
+def test_a_run_that_never_reaches_its_end_is_not_called_done(forked, config, tmp_path, beyond):
+    ended = forked(lambda: train(config(beyond), run_directory=tmp_path / "run"))
+    state = RunDirectory(tmp_path / "run").read_state()
+    assert ended.code == 1 and state.status == "failed" and "step 0 of 4" in state.reason, ended.output
+
+
+@pytest.mark.parametrize("override", ["model.init_fn=kaiming_normal", "fused_loss=true", "compile.backend=nothing"])
+def test_what_olmo_refuses_while_it_builds_is_one_line(forked, config, tmp_path, override):
+    ended = forked(lambda: train(config(override), run_directory=tmp_path / "run"))
+    assert ended.code == 2 and "OLMo refuses this config" in ended.output, ended.output
+    assert RunDirectory(tmp_path / "run").read_state().status == "failed"
+
+
 def test_an_environment_set_up_by_halves_is_refused(monkeypatch):
     from olmo_ext.training.run import check_environment
 

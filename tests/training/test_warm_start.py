@@ -146,6 +146,7 @@ def test_what_cannot_be_loaded_is_refused_in_one_line(forked, config, tmp_path, 
             (("load_path=s3://bucket/run", *reset), "from disks only"),
             ((f"load_path={source}", "model.ffn.d_ff=32"), "ff_out.weight is [16, 24] in the checkpoint and [16, 32]"),
             ((f"load_path={source}", "model.n_layers=3"), "blocks.2"),
+            ((f"load_path={source}", "max_duration=3"), "goes on from step 4, the run ends at 3"),
         ]
     ):
         run = tmp_path / f"run{number}"
