@@ -53,9 +53,7 @@ RANGES: Mapping[str, Mapping[str, Range]] = {
         **dict.fromkeys(("device_train_microbatch_size", "device_eval_batch_size"), COUNTED),
         **dict.fromkeys(("save_num_checkpoints_to_keep", "save_num_unsharded_checkpoints_to_keep"), ALL_OR_COUNTED),
         "eval_subset_num_batches": ALL_OR_COUNTED,
-        **dict.fromkeys(("max_grad_norm", "max_grad_norm_ratio", "time_limit"), POSITIVE),
-        # Below 1 every loss but the least so far would stop the run.
-        "early_stopping_factor": COUNTED,
+        **dict.fromkeys(("max_grad_norm", "max_grad_norm_ratio", "early_stopping_factor", "time_limit"), POSITIVE),
         "auxiliary_loss_multiplier": NOT_NEGATIVE,
     },
     "ModelConfig": {

@@ -54,7 +54,7 @@ def test_any_value_of_any_key_loads_or_is_one_line(section: str) -> None:
         ("scheduler.t_warmup=-10", "at least 0"),
         ("scheduler.t_max=0", "more than 0"),
         ("time_limit=0", "more than 0"),
-        ("early_stopping_factor=0.5", "at least 1"),
+        ("early_stopping_factor=0", "more than 0"),
         ("model.init_std=0", "more than 0"),
         ("seed=-1", "at most 4294967295"),
         ("seed=4294967296", "at most 4294967295"),
