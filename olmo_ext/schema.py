@@ -18,7 +18,7 @@ from typing import Any
 from olmo_ext.errors import InputError
 from olmo_ext.quantities import parse_count, parse_fraction, parse_number, parse_seconds
 from olmo_ext.ranges import out_of_range
-from olmo_ext.yaml_tree import Origins, Plain, is_null, plain_value
+from olmo_ext.yaml_tree import Origins, is_null, plain_value
 
 DEFAULT_ORDER_SEED = 6198
 """The seed of OLMo-2's published data order."""
@@ -297,8 +297,3 @@ def coerce(value: Any, entry: Mapping[str, Any], *, key: str, origins: Origins) 
         return CONVERTERS[kind](value)
     except ValueError as error:
         raise InputError(str(error), where=_place(key, origins)) from None
-
-
-def known_plain(value: Any) -> Any:
-    """Plain text in a part of the tree that no schema types."""
-    return plain_value(value) if isinstance(value, (Plain, list, Mapping)) else value
