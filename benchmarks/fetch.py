@@ -73,11 +73,11 @@ async def plain(url: str, starts: np.ndarray, size: int, concurrency: int) -> in
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--file-mib", type=int, default=1024, help="size of the source")
-    parser.add_argument("--instances", type=int, default=12000)
+    parser.add_argument("--file-mib", type=int, default=4096, help="size of the source")
+    parser.add_argument("--instances", type=int, default=40000)
     parser.add_argument("--concurrency", type=int, default=128)
     parser.add_argument("--memory-mib", type=int, default=96, help="of the windows: reading and writing overlap")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     from olmo_ext.data.fetch import FetchOptions, SubsetFetch
     from olmo_ext.data.order import full_order
