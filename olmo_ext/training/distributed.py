@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from olmo_ext.config import RunConfig
 from olmo_ext.errors import InputError
+from olmo_ext.training.host_memory import keep_freed_memory
 from olmo_ext.upstream.compile import CompileReport, compile_blocks
 from olmo_ext.upstream.model import build_model
 
@@ -53,6 +54,8 @@ def process_group() -> Iterator[Ranks]:
     device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
+    else:
+        keep_freed_memory()
     options: dict[str, Any] = {"backend": "nccl" if on_gpu else "gloo", "timeout": TIMEOUT}
     if on_gpu:
         options["device_id"] = device
