@@ -6,6 +6,7 @@ exit code 75. A second Ctrl-C leaves at once.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -99,17 +100,21 @@ class TimeLimit:
     """A save may take this many times the longest one seen."""
 
     def __init__(self, *, seconds: float | None, end_time: float | None = None) -> None:
-        ends = [time.time() + seconds] if seconds is not None else []
-        self.end = min([*ends, end_time]) if end_time is not None else (ends[0] if ends else None)
+        # A clock that is set back must not lengthen a limit in seconds; the scheduler's end is a time of that clock.
+        self._deadline = None if seconds is None else time.monotonic() + seconds
+        self.end_time = end_time
         # A margin of ten seconds would swallow a limit of a few seconds.
-        available = self.end - time.time() if self.end is not None else 0.0
-        self.margin = min(self.MARGIN_SECONDS, 0.1 * max(available, 0.0))
+        self.margin = min(self.MARGIN_SECONDS, 0.1 * max(self.seconds_left(), 0.0))
+
+    def seconds_left(self) -> float:
+        """Until the earlier of the two ends; infinite if there is none."""
+        left = [] if self._deadline is None else [self._deadline - time.monotonic()]
+        left += [] if self.end_time is None else [self.end_time - time.time()]
+        return min(left, default=math.inf)
 
     def is_reached(self, *, save_seconds: float, step_seconds: float) -> bool:
         """Whether one more step and a save would pass the limit."""
-        if self.end is None:
-            return False
-        return time.time() + step_seconds + self.SAVE_FACTOR * save_seconds + self.margin >= self.end
+        return step_seconds + self.SAVE_FACTOR * save_seconds + self.margin >= self.seconds_left()
 
 
 def scheduler_end_time() -> float | None:

@@ -284,18 +284,35 @@ def test_two_interrupts_at_once_are_one():
         assert stop.is_set
 
 
-def test_the_time_limit_leaves_room_for_one_more_step_and_the_save(monkeypatch):
-    now = 1000.0
-    monkeypatch.setattr(time, "time", lambda: now)
+@pytest.fixture
+def clocks(monkeypatch):
+    """The two clocks, to be set: `wall` can go back, `monotonic` cannot."""
+    now = {"wall": 1e9, "monotonic": 1000.0}
+    monkeypatch.setattr(time, "time", lambda: now["wall"])
+    monkeypatch.setattr(time, "monotonic", lambda: now["monotonic"])
+    return now
+
+
+def test_the_time_limit_leaves_room_for_one_more_step_and_the_save(clocks):
     limit = TimeLimit(seconds=1000.0)
     assert not limit.is_reached(save_seconds=100.0, step_seconds=10.0)
-    now = 1000.0 + 1000 - TimeLimit.SAVE_FACTOR * 100 - 10 - TimeLimit.MARGIN_SECONDS - 1
+    clocks["monotonic"] += 1000 - TimeLimit.SAVE_FACTOR * 100 - 10 - TimeLimit.MARGIN_SECONDS - 1
     assert not limit.is_reached(save_seconds=100.0, step_seconds=10.0)
-    now += 2
+    clocks["monotonic"] += 2
     assert limit.is_reached(save_seconds=100.0, step_seconds=10.0)
     assert not TimeLimit(seconds=None).is_reached(save_seconds=1e9, step_seconds=1e9)
-    earlier = TimeLimit(seconds=1000.0, end_time=now + 50)
-    assert earlier.end == now + 50
+
+
+def test_a_clock_that_is_set_moves_the_schedulers_end_and_no_limit_in_seconds(clocks):
+    limit, scheduler = TimeLimit(seconds=1000.0), TimeLimit(seconds=None, end_time=clocks["wall"] + 1000)
+    both = TimeLimit(seconds=5000.0, end_time=clocks["wall"] + 1000)
+    clocks["wall"] += 2000
+    reached = [t.is_reached(save_seconds=1.0, step_seconds=1.0) for t in (limit, scheduler, both)]
+    assert reached == [False, True, True]
+    clocks["wall"] -= 1_000_000
+    clocks["monotonic"] += 2000
+    reached = [t.is_reached(save_seconds=1.0, step_seconds=1.0) for t in (limit, scheduler, both)]
+    assert reached == [True, False, False]
 
 
 def test_the_schedulers_end_time_is_known(monkeypatch):
