@@ -12,6 +12,7 @@ from typing import Any
 from olmo_ext.errors import InputError
 from olmo_ext.launch.rule import Placement, describe, estimate
 from olmo_ext.launch.sweep import Sweep, SweepRun
+from olmo_ext.nodes import load_hardware
 from olmo_ext.quantities import format_bytes, format_count
 from olmo_ext.schedule import batch_per_rank, learning_rate_warnings, run_length
 
@@ -71,6 +72,8 @@ def _check_run(sweep: Sweep, run: SweepRun, placement: Placement | None, finding
 
     where = f"{sweep.source}, run {run.name}"
     values = run.config.values
+    if values["node"] is not None:
+        load_hardware().node(values["node"], where=f"{sweep.source}, node")
     batch_per_rank(values, placement.world_size if placement else 1, where=where)
     try:
         for text in learning_rate_warnings(values, run_length(values)):

@@ -13,6 +13,7 @@ from typing import IO, Any
 
 from olmo_ext.config import RunConfig, load_run_config
 from olmo_ext.errors import EXIT_DONE, InputError
+from olmo_ext.nodes import load_hardware
 from olmo_ext.rundir import RunDirectory
 from olmo_ext.training.identity import check_same_run
 from olmo_ext.training.signals import StopRequest
@@ -96,6 +97,8 @@ def train(
     """
     directory = RunDirectory(run_directory)
     check_environment()
+    if config.values["node"] is not None:
+        load_hardware().node(config.values["node"], where=f"{config.source or directory.path}, node")
     first = int(os.environ.get("RANK", "0")) == 0
     with nullcontext(stop) if stop is not None else StopRequest() as stop:
         check_same_run(config, directory, extend=extend)

@@ -61,6 +61,7 @@ def test_a_sweep_that_can_run_has_no_errors(project: Path) -> None:
         (("device_train_microbatch_size=3",), "do not divide into micro-batches of 3"),
         (("wandb.project=p", f"wandb.entity={'e' * 200}"), "200 characters"),
         (("data.subset=nowhere", "data.paths=null"), "not a subset"),
+        (("node=nonsense",), "node: unknown node type 'nonsense'; known: b200, rtx6000ada"),
     ],
 )
 def test_what_would_fail_is_named_once_for_the_whole_sweep(project: Path, overrides, says: str) -> None:

@@ -74,6 +74,7 @@ def test_torchrun_stopped_by_a_signal_is_continued_by_one_process(config, tmp_pa
         (["tiny.yaml", "--model.d_modle=512"], "d_model"),
         (["tiny.yaml", "max_duration=1e3.5"], "max_duration"),
         (["tiny.yaml", "--time-limit", "soon"], "time_limit"),
+        (["tiny.yaml", "node=nonsense"], "node: unknown node type 'nonsense'; known: b200, rtx6000ada"),
         (["tiny.yaml", "run_name=.."], "cannot name"),
         (["tiny.yaml", "run_name=a/../../b"], "cannot name"),
         (["tiny.yaml", "run_name=/tmp/x"], "cannot name"),
