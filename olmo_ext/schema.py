@@ -79,6 +79,9 @@ OUR_KEYS: dict[str, dict[str, Any]] = {
 OPEN_CLASSES = ("FFNSection", "AttentionSection")
 """Sections that also take the options of the type they name."""
 
+SWEEP_WORDS = ("name", "base", "axes", "runs", "seeds", "seeds_change_data", "baseline", "unequal_budgets", "expected")
+"""What a sweep file holds beside the keys of a config (`olmo_ext.launch.sweep`)."""
+
 CHANGED_DEFAULTS: dict[str, dict[str, Any]] = {
     # ai2-olmo's defaults are GPT-2's: dropout of 0.1 everywhere, which no current recipe uses.
     "ModelConfig": {"attention_dropout": 0.0, "residual_dropout": 0.0, "embedding_dropout": 0.0},
@@ -204,9 +207,11 @@ def coerce_class(name: str, section: Any, *, key: str, origins: Origins, options
     for word in section:
         if word not in fields and word not in options:
             path = f"{key}.{word}" if key else word
-            known = [*fields, *options]
-            near = difflib.get_close_matches(word, known, n=1)
+            known, sweep_words = [*fields, *options], [] if key else SWEEP_WORDS
+            near = difflib.get_close_matches(word, [*known, *sweep_words], n=1)
             right = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(sorted(known))}"
+            if word in sweep_words:
+                right = "it makes a sweep, which `olmo-ext launch` runs"
             if owners := _types_with_option(name, word):
                 # How a config drops what the one it extends says to another type.
                 if is_null(section[word]):

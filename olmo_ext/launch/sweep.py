@@ -34,10 +34,9 @@ from olmo_ext.config import RunConfig, load_run_config, parse_override
 from olmo_ext.errors import InputError
 from olmo_ext.files import write_atomically
 from olmo_ext.launch.fairness import check_equal_budgets, refuse_twins
-from olmo_ext.schema import load_schema
-from olmo_ext.yaml_tree import is_null, leaves, plain_value, read_yaml
+from olmo_ext.schema import SWEEP_WORDS, load_schema
+from olmo_ext.yaml_tree import Origins, is_null, leaves, plain_value, read_yaml
 
-SWEEP_WORDS = ("name", "base", "axes", "runs", "seeds", "seeds_change_data", "baseline", "unequal_budgets", "expected")
 NAME_LIMIT = 120
 """Bytes of a run's name; W&B refuses more than 128 characters."""
 
@@ -91,8 +90,8 @@ class _Member:
 
 
 def is_sweep_file(path: Path | str) -> bool:
-    """Whether a YAML file describes several runs rather than one."""
-    return bool({"base", "axes", "runs", "seeds", "baseline"} & set(read_yaml(Path(path))))
+    """Whether a YAML file is a sweep rather than a plain config."""
+    return not set(SWEEP_WORDS).isdisjoint(read_yaml(Path(path)))
 
 
 def check_name(name: str, *, where: str) -> str:
@@ -143,6 +142,17 @@ def _as_list(value: Any) -> list[Any]:
     if is_null(value):
         return []
     return list(value) if isinstance(value, list) else [value]
+
+
+def _text(value: Any, default: str | None, *, where: str) -> str:
+    """A name that was written as text; the default for null.
+
+    :raises InputError: for a list, a mapping, and what YAML reads as a number, true or false; for null without default.
+    """
+    value = default if is_null(value) else plain_value(value)
+    if not isinstance(value, str):
+        raise InputError(f"{value!r} is no text", where=where, right='a name; a number stands in quotes, as "7"')
+    return value
 
 
 def _flat(overrides: Any, *, where: str) -> dict[str, Any]:
@@ -209,7 +219,7 @@ def _listed(runs: Any, *, where: str) -> list[_Member]:
             over = _flat(entry, where=f"{where}.{index}")
             if "name" not in over:
                 raise InputError("a run without `name`", where=f"{where}.{index}", right="{name: ..., key: value, ...}")
-            named.append((str(over.pop("name")), over))
+            named.append((_text(over.pop("name"), None, where=f"{where}.{index}.name"), over))
     elif isinstance(runs, Mapping):
         named = [(str(name), _flat(over, where=f"{where}.{name}")) for name, over in runs.items()]
     else:
@@ -237,14 +247,14 @@ def _switch(tree: dict[str, Any], word: str, *, where: str) -> bool:
     return value
 
 
-def _check_words(tree: dict[str, Any], *, where: str) -> None:
+def _check_words(tree: dict[str, Any], origins: Origins, *, where: str) -> None:
     """Name the nearest sweep word or config key for a word that is neither: `axis` is meant to be `axes`."""
     known = [*SWEEP_WORDS, "extends", *load_schema()["classes"]["TrainConfig"]]
     for word in tree:
         if word not in known:
             near = difflib.get_close_matches(word, known, n=1)
             right = f"did you mean {near[0]!r}?" if near else f"a sweep's own words are {', '.join(SWEEP_WORDS)}"
-            raise InputError(f"unknown key {word!r}", where=where, right=right)
+            raise InputError(f"unknown key {word!r}", where=f"{origins[word]}, {word}", right=right)
     if "base" in tree and "extends" in tree:
         raise InputError("both `base` and `extends`", where=where, right="they mean the same: keep one")
 
@@ -312,17 +322,19 @@ def load_sweep(path: Path | str, overrides: Sequence[str] = (), *, rule: NodeRul
     """
     path = Path(path)
     where = str(path)
-    tree = read_yaml(path)
-    _check_words(tree, where=where)
+    origins: Origins = {}
+    tree = read_yaml(path, origins)
+    _check_words(tree, origins, where=where)
     common = {key: value for key, value in tree.items() if key not in SWEEP_WORDS}
     if "base" in tree:
         common["extends"] = tree["base"]
-    name = check_name(str(tree.get("name", path.stem)), where=f"{where}, name")
+    name = check_name(_text(tree.get("name"), path.stem, where=f"{where}, name"), where=f"{where}, name")
     seeds = _seeds(tree, where=where)
     members = _crossed(tree.get("axes"), where=where) + _listed(tree.get("runs"), where=where)
     if not members:
         named = [value for key, value in map(parse_override, overrides) if key == "run_name"]
-        members = [_Member(name=str([common.get("run_name", path.stem), *named][-1]), values={}, overrides={})]
+        given = [text for text in (path.stem, common.get("run_name"), *named) if not is_null(text)]
+        members = [_Member(name=str(given[-1]), values={}, overrides={})]
     axis_keys = {
         key for member in members for key in member.overrides if not isinstance(member.overrides[key], Mapping)
     }
@@ -345,7 +357,7 @@ def load_sweep(path: Path | str, overrides: Sequence[str] = (), *, rule: NodeRul
     unequal = _switch(tree, "unequal_budgets", where=where)
     if not unequal:
         check_equal_budgets(runs, where=where)
-    baseline = str(tree.get("baseline", runs[0].group))
+    baseline = runs[0].group if is_null(tree.get("baseline")) else str(tree["baseline"])
     by_name = {run.name: run.group for run in runs} | {run.group: run.group for run in runs}
     if baseline not in by_name:
         near = difflib.get_close_matches(baseline, by_name, n=1)

@@ -9,7 +9,7 @@ import pytest
 
 from olmo_ext.config import load_run_config
 from olmo_ext.errors import InputError
-from olmo_ext.launch.sweep import is_sweep_file, load_sweep, sweep_json, write_sweep_json
+from olmo_ext.launch.sweep import SWEEP_WORDS, is_sweep_file, load_sweep, sweep_json, write_sweep_json
 
 BASE = """
 model: {d_model: 64, n_heads: 4, n_layers: 2, max_sequence_length: 64, vocab_size: 256, embedding_size: 256,
@@ -99,6 +99,21 @@ def test_a_name_that_cannot_be_a_folder_is_refused(sweep_file, name: str) -> Non
         load_sweep(sweep_file(f'runs: {{"{name}": {{seed: 3}}}}\n'))
 
 
+def test_null_is_the_default_of_every_name(sweep_file) -> None:
+    sweep = load_sweep(sweep_file("name: null\nbaseline: ~\nrun_name: null\nexpected:"))
+    assert (sweep.name, sweep.baseline, [run.name for run in sweep.runs]) == ("sweep", "sweep", ["sweep"])
+
+
+@pytest.mark.parametrize("name", ["[a, b]", "{a: b}", "7", "1e-3", "true"])
+def test_a_name_that_is_no_text_is_refused_and_quotes_make_it_text(sweep_file, name: str) -> None:
+    for text in (f"name: {name}", f"runs: [{{name: {name}, seed: 1}}]"):
+        with pytest.raises(InputError, match="name: .* is no text"):
+            load_sweep(sweep_file(text))
+    assert load_sweep(sweep_file(f'name: "{name}"')).name == name
+    with pytest.raises(InputError, match="runs.0.name: None is no text"):
+        load_sweep(sweep_file("runs: [{name: null, seed: 1}]"))
+
+
 def test_listed_runs_stand_beside_the_crossed_ones(sweep_file) -> None:
     path = sweep_file(
         """
@@ -164,6 +179,30 @@ def test_what_makes_no_fair_sweep_is_refused_in_one_line_with_its_place(sweep_fi
     with pytest.raises(InputError, match=says) as caught:
         load_sweep(path)
     assert str(path) in str(caught.value)
+
+
+def test_a_mistyped_word_of_a_sweep_is_named_by_every_command_that_reads_the_file(sweep_file) -> None:
+    for wrong, meant in (
+        ("axis", "axes"),
+        ("run", "runs"),
+        ("baselin", "baseline"),
+        ("unequal_budget", "unequal_budgets"),
+    ):
+        path = sweep_file("").parent / "other.yaml"
+        path.write_text(f"extends: base.yaml\n{wrong}: x\n")
+        for load in (load_sweep, load_run_config):
+            with pytest.raises(InputError) as caught:
+                load(path)
+            assert str(caught.value) == f"{path}:2, {wrong}: unknown key {wrong!r}; did you mean {meant!r}?"
+
+
+@pytest.mark.parametrize("word", SWEEP_WORDS)
+def test_a_sweep_given_as_a_config_is_told_to_be_one(sweep_file, word: str) -> None:
+    path = sweep_file("").parent / "other.yaml"
+    path.write_text(f"extends: base.yaml\n{word}: x\n")
+    assert is_sweep_file(path)
+    with pytest.raises(InputError, match="it makes a sweep"):
+        load_run_config(path)
 
 
 def test_unequal_budgets_run_when_the_sweep_says_so(sweep_file) -> None:
