@@ -15,16 +15,13 @@
     unequal_budgets: false
     expected: ../hourglass/expected.yaml   # a paper's figures, set beside ours by `compare`
 
-A file with none of these words is a plain config: a sweep of one run.
+A file with none of these words is a plain config: a sweep of one run. More than 10,000 runs are refused.
 """
 
 from __future__ import annotations
 
 import difflib
-import hashlib
-import itertools
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,11 +31,9 @@ from olmo_ext.config import RunConfig, load_run_config, parse_override
 from olmo_ext.errors import InputError
 from olmo_ext.files import write_atomically
 from olmo_ext.launch.fairness import check_equal_budgets, refuse_twins
+from olmo_ext.launch.groups import Group, as_list, check_name, groups_of, name_text, seeds_of
 from olmo_ext.schema import SWEEP_WORDS, load_schema
-from olmo_ext.yaml_tree import Origins, is_null, leaves, plain_value, read_yaml
-
-NAME_LIMIT = 120
-"""Bytes of a run's name; W&B refuses more than 128 characters."""
+from olmo_ext.yaml_tree import Origins, is_null, plain_value, read_yaml
 
 NodeRule = Callable[[RunConfig], Mapping[str, Any]]
 """Settings (dotted keys) that fit a config to a node type; they win over `extends`, not over the file itself."""
@@ -80,164 +75,9 @@ class Sweep:
         return list(dict.fromkeys(run.group for run in self.runs))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Member:
-    """A group before its configs are loaded."""
-
-    name: str
-    values: dict[str, Any]
-    overrides: dict[str, Any]
-
-
 def is_sweep_file(path: Path | str) -> bool:
     """Whether a YAML file is a sweep rather than a plain config."""
     return not set(SWEEP_WORDS).isdisjoint(read_yaml(Path(path)))
-
-
-def check_name(name: str, *, where: str) -> str:
-    """A name that can be a folder and arrives everywhere as it was written.
-
-    :raises InputError: for a slash, a control character, a leading dot or dash, or a name that is too long.
-    """
-    if (
-        not name
-        or name[0] in ".-"
-        or "/" in name
-        or any(ord(c) < 32 or ord(c) == 127 for c in name)
-        or name != name.strip()
-    ):
-        raise InputError(
-            f"{name!r} cannot name a run's folder",
-            where=where,
-            right="no slash, line break, blank at an end, leading dot or dash",
-        )
-    if len(name.encode()) > NAME_LIMIT:
-        raise InputError(f"a name of {len(name.encode())} bytes", where=where, right=f"at most {NAME_LIMIT}")
-    return name
-
-
-def _canonical(value: Any) -> str:
-    """A value as text that does not depend on how it was written: 4e-4 and 0.0004 are one."""
-    value = plain_value(value)
-    if isinstance(value, bool) or value is None:
-        return str(value).lower()
-    if isinstance(value, float):
-        return format(value, ".12g")
-    if isinstance(value, list):
-        return "x".join(_canonical(item) for item in value)
-    if isinstance(value, Mapping):
-        return json.dumps(value, sort_keys=True)
-    return str(value)
-
-
-def _slug(text: str, limit: int) -> str:
-    """Letters, digits and `.+_-` only; a short hash tells apart what that made equal."""
-    safe = re.sub(r"[^A-Za-z0-9.+_-]+", "_", text).strip("_")
-    if safe == text and len(safe) <= limit:
-        return safe
-    return f"{safe[: limit - 7].strip('_')}_{hashlib.sha256(text.encode()).hexdigest()[:6]}"
-
-
-def _as_list(value: Any) -> list[Any]:
-    if is_null(value):
-        return []
-    return list(value) if isinstance(value, list) else [value]
-
-
-def _text(value: Any, default: str | None, *, where: str) -> str:
-    """A name that was written as text; the default for null.
-
-    :raises InputError: for a list, a mapping, and what YAML reads as a number, true or false; for null without default.
-    """
-    value = default if is_null(value) else plain_value(value)
-    if not isinstance(value, str):
-        raise InputError(f"{value!r} is no text", where=where, right='a name; a number stands in quotes, as "7"')
-    return value
-
-
-def _flat(overrides: Any, *, where: str) -> dict[str, Any]:
-    """An option's or listed run's overrides as dotted key -> value (nested mappings stay, to be merged)."""
-    if is_null(overrides):
-        return {}
-    if not isinstance(overrides, Mapping):
-        raise InputError(f"{overrides!r} holds no overrides", where=where, right="{key: value, ...}")
-    return dict(overrides)
-
-
-def _axis_options(axis: str, options: Any, short: str, *, where: str) -> list[tuple[str, Any, dict[str, Any]]]:
-    """(part of the run's name, the value to report, overrides) for each point of an axis."""
-    where = f"{where}, axes.{axis}"
-    if isinstance(options, Mapping):
-        return [(str(name), str(name), _flat(over, where=f"{where}.{name}")) for name, over in options.items()]
-    if isinstance(options, list):
-        if axis in ("seed", "data.seed", "run_name"):
-            raise InputError(f"{axis} cannot be an axis", where=where, right="use `seeds`")
-        return [(f"{short}{_slug(_canonical(v), 40)}", plain_value(v), {axis: v}) for v in options]
-    raise InputError(f"{options!r} is no axis", where=where, right="a list of values, or {name: {key: value, ...}}")
-
-
-def _crossed(axes: Any, *, where: str) -> list[_Member]:
-    if is_null(axes):
-        return []
-    if not isinstance(axes, Mapping):
-        raise InputError("is no mapping", where=f"{where}, axes", right="`key: [values]` lines")
-    last_words = [axis.rpartition(".")[2] for axis in axes]
-    points = []
-    for axis, options in axes.items():
-        word = axis.rpartition(".")[2]
-        short = _slug(word if last_words.count(word) == 1 else axis, 60)
-        listed = _axis_options(axis, options, short, where=where)
-        if not listed:
-            raise InputError("has no values", where=f"{where}, axes.{axis}")
-        points.append([(axis, *point) for point in listed])
-    members = []
-    for combination in itertools.product(*points):
-        overrides: dict[str, Any] = {}
-        for axis, _, _, over in combination:
-            for key, value in over.items():
-                if key == "extends":
-                    value = [*overrides.get(key, []), *_as_list(value)]
-                elif key in overrides:
-                    raise InputError(f"{key!r} is set by two axes", where=f"{where}, axes.{axis}")
-                overrides[key] = value
-        name = "-".join(part for _, part, _, _ in combination)
-        if len(name.encode()) > NAME_LIMIT - 12:
-            name = _slug(name[: NAME_LIMIT - 20] + "\n" + name, NAME_LIMIT - 12)
-        members.append(
-            _Member(name=name, values={axis: value for axis, _, value, _ in combination}, overrides=overrides)
-        )
-    return members
-
-
-def _listed(runs: Any, *, where: str) -> list[_Member]:
-    if is_null(runs):
-        return []
-    where = f"{where}, runs"
-    if isinstance(runs, list):
-        named = []
-        for index, entry in enumerate(runs):
-            over = _flat(entry, where=f"{where}.{index}")
-            if "name" not in over:
-                raise InputError("a run without `name`", where=f"{where}.{index}", right="{name: ..., key: value, ...}")
-            named.append((_text(over.pop("name"), None, where=f"{where}.{index}.name"), over))
-    elif isinstance(runs, Mapping):
-        named = [(str(name), _flat(over, where=f"{where}.{name}")) for name, over in runs.items()]
-    else:
-        raise InputError(f"{runs!r} lists no runs", where=where, right="{name: {key: value, ...}}")
-    return [
-        _Member(name=name, values={k: plain_value(v) for k, v in leaves(over)}, overrides=over) for name, over in named
-    ]
-
-
-def _seeds(tree: dict[str, Any], *, where: str) -> list[int]:
-    seeds = plain_value(tree.get("seeds"))
-    if seeds is None:
-        return []
-    if not isinstance(seeds, list) or not seeds or any(isinstance(s, bool) or not isinstance(s, int) for s in seeds):
-        raise InputError(f"{seeds!r}", where=f"{where}, seeds", right="a list of whole numbers, as in [1, 2, 3]")
-    if len(set(seeds)) < len(seeds):
-        raise InputError(f"a seed stands twice in {seeds}", where=f"{where}, seeds")
-    return seeds
 
 
 def _switch(tree: dict[str, Any], word: str, *, where: str) -> bool:
@@ -272,7 +112,7 @@ def _is_given(tree: Mapping[str, Any], dotted: str) -> bool:
 
 
 def _load_members(
-    members: Sequence[_Member],
+    members: Sequence[Group],
     *,
     seeds: Sequence[int],
     common: dict[str, Any],
@@ -288,7 +128,7 @@ def _load_members(
             name = check_name(member.name if seed is None else f"{member.name}-s{seed}", where=str(path))
             changes: dict[str, Any] = {**member.overrides, "run_name": name}
             # A member's own files come after the sweep's: what the sweep itself says still holds for all.
-            parents = [*_as_list(common.get("extends")), *_as_list(changes.pop("extends", None))]
+            parents = [*as_list(common.get("extends")), *as_list(changes.pop("extends", None))]
             tree = {**common, "extends": parents}
             if seed is not None:
                 if "seed" in changes:
@@ -328,13 +168,13 @@ def load_sweep(path: Path | str, overrides: Sequence[str] = (), *, rule: NodeRul
     common = {key: value for key, value in tree.items() if key not in SWEEP_WORDS}
     if "base" in tree:
         common["extends"] = tree["base"]
-    name = check_name(_text(tree.get("name"), path.stem, where=f"{where}, name"), where=f"{where}, name")
-    seeds = _seeds(tree, where=where)
-    members = _crossed(tree.get("axes"), where=where) + _listed(tree.get("runs"), where=where)
+    name = check_name(name_text(tree.get("name"), path.stem, where=f"{where}, name"), where=f"{where}, name")
+    seeds = seeds_of(tree, where=where)
+    members = groups_of(tree, num_seeds=max(1, len(seeds)), where=where)
     if not members:
         named = [value for key, value in map(parse_override, overrides) if key == "run_name"]
         given = [text for text in (path.stem, common.get("run_name"), *named) if not is_null(text)]
-        members = [_Member(name=str(given[-1]), values={}, overrides={})]
+        members = [Group(name=str(given[-1]), values={}, overrides={})]
     axis_keys = {
         key for member in members for key in member.overrides if not isinstance(member.overrides[key], Mapping)
     }

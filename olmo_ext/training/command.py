@@ -65,7 +65,7 @@ def _folder_name(run_name: str) -> str:
 
     :raises InputError: where a part of it cannot be a folder.
     """
-    from olmo_ext.launch.sweep import check_name
+    from olmo_ext.launch.groups import check_name
 
     for part in run_name.split("/"):
         check_name(part, where="run_name")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -203,6 +204,21 @@ def test_a_sweep_given_as_a_config_is_told_to_be_one(sweep_file, word: str) -> N
     assert is_sweep_file(path)
     with pytest.raises(InputError, match="it makes a sweep"):
         load_run_config(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "axes: {seed_like: {a: {}, b: {}}, optimizer.learning_rate: [@5000]}\nseeds: [1, 2]",
+        "axes: {a.x: [@500], b.x: [@500], c.x: [@500], d.x: [@500]}",
+        "runs:\n" + "".join(f"  r{i}: {{}}\n" for i in range(10_001)),
+    ],
+)
+def test_a_sweep_beyond_all_use_is_refused_before_any_config_is_loaded(sweep_file, monkeypatch, text: str) -> None:
+    monkeypatch.setattr("olmo_ext.launch.sweep.load_run_config", None)
+    values = re.sub(r"@(\d+)", lambda match: ", ".join(map(str, range(int(match[1])))), text)
+    with pytest.raises(InputError, match=r"0,001 runs|20,000 runs|62,500,000,000 runs: .*at most 10,000"):
+        load_sweep(sweep_file(values))
 
 
 def test_unequal_budgets_run_when_the_sweep_says_so(sweep_file) -> None:
