@@ -235,10 +235,10 @@ def test_fine_grained_checkpointing_and_mixed_precision_keep_the_numbers(name, b
 
 
 def test_the_memory_works_in_fp32_under_autocast(built, monkeypatch):
-    from olmo_ext.blocks.modules import titans
+    from olmo_ext.blocks.modules import titans_layer
 
     seen = set()
-    run = titans.run_memory
+    run = titans_layer.run_memory
 
     def spy(q, k, v, gates, memory, **options):
         seen.update(x.dtype for x in (q, k, v, gates.log_keep, gates.step, gates.log_momentum, *memory.weights))
@@ -246,7 +246,7 @@ def test_the_memory_works_in_fp32_under_autocast(built, monkeypatch):
         seen.update(x.dtype for x in (output, *after.weights, *after.momentum))
         return output, after
 
-    monkeypatch.setattr(titans, "run_memory", spy)
+    monkeypatch.setattr(titans_layer, "run_memory", spy)
     module = built(attention=FORMS["lmm"], ffn=HOURGLASS).transformer.blocks[0].attention
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert module(torch.randn(2, 7, 32))[0].dtype == torch.bfloat16
