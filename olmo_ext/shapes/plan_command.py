@@ -122,8 +122,19 @@ def _hours(hours: float) -> str:
     return f"{hours:.1f} h" if hours < 100 else f"{hours / 24:.1f} days"
 
 
-def render(plan: RunPlan) -> list[str]:
-    """One run as lines of text."""
+def said_by_all(plans: Sequence[RunPlan]) -> list[str]:
+    """Notes and warnings that every one of several runs would repeat."""
+    if len(plans) < 2:
+        return []
+    first, *others = ([*plan.notes, *plan.warnings] for plan in plans)
+    return [text for text in first if all(text in other for other in others)]
+
+
+def render(plan: RunPlan, *, said: Sequence[str] = ()) -> list[str]:
+    """One run as lines of text.
+
+    :param said: notes and warnings that are shown elsewhere.
+    """
     shape, counts, budget = plan.config.shape, plan.config.counts, plan.config.budget
     parameters = counts.parameters()
     groups = ", ".join(f"{name} {format_count(parameters[name])}" for name in ("attention", "ffn", "norm"))
@@ -163,8 +174,8 @@ def render(plan: RunPlan) -> list[str]:
             f"  time        {_hours(plan.hours)} on {plan.machine.num_gpus} x {plan.machine.node.gpu.name} at "
             f"{plan.machine.mfu:.1%} MFU ({plan.machine.mfu_source})"
         )
-    lines += [f"  note        {note}" for note in plan.notes]
-    lines += [f"  warning     {warning}" for warning in plan.warnings]
+    lines += [f"  note        {note}" for note in plan.notes if note not in said]
+    lines += [f"  warning     {warning}" for warning in plan.warnings if warning not in said]
     return lines
 
 
@@ -273,9 +284,12 @@ def plan(
     if as_json:
         click.echo(json.dumps({"runs": [item.to_json() for item in plans], "warnings": remarks}, indent=1))
         return
+    common = said_by_all(plans)
     for item in plans:
-        click.echo("\n".join(render(item)) + "\n")
+        click.echo("\n".join(render(item, said=common)) + "\n")
     if len(plans) > 1:
         click.echo("\n".join(summary(plans)))
+    for text in common:
+        click.echo(f"{'warning' if text in plans[0].warnings else 'note'}, all runs: {text}")
     for remark in remarks:
         click.echo(f"warning: {remark}")

@@ -112,7 +112,10 @@ def test_micro_batch_that_fits_falls_with_memory_and_rises_with_checkpointing():
         (["model.ffn.d_ff=520", "budget=null"], "d_ff 520 is no multiple of 64"),
         (["model.attention.head_dim=36", "budget=null"], "head_dim 36 is no multiple of 8"),
         (["scheduler.t_warmup=500"], "peak learning rate is never reached"),
-        (["model.vocab_size=8000", "model.embedding_size=8064"], "the embeddings hold 2.1M parameters"),
+        (
+            ["model.vocab_size=8000", "model.embedding_size=8064"],
+            "embedding and head hold more parameters than the body",
+        ),
     ],
 )
 def test_warnings(config, overrides, words):
@@ -132,6 +135,22 @@ def test_seeds_that_share_an_order_are_named(tmp_path):
     assert "data seeds 1 and 2 share orders: epoch 1 of seed 1 is epoch 0 of seed 2" in output
     sweep.write_text(CONFIG + "axes: {model.rope_theta: [10000, 500000]}\nseeds: [1, 2]\n")
     assert "share orders" not in invoke(sweep).output
+
+
+def test_what_every_run_of_a_sweep_would_say_is_said_once(tmp_path):
+    """Seen in smoke sweeps: the same sentence beneath every shape."""
+    sweep = tmp_path / "sweep.yaml"
+    text = CONFIG.replace("vocab_size: 512, embedding_size: 512", "vocab_size: 8000, embedding_size: 8064")
+    shapes = "axes: {shape: {a: {model.ffn.d_ff: 512}, b: {model.ffn.d_ff: 520, model.n_layers: 3}}}"
+    sweep.write_text(text.replace("budget: {non_embedding: 1048576}", "unequal_budgets: true") + shapes)
+    output = invoke(sweep, "scheduler.t_warmup=500").output.splitlines()
+    for words in ("more parameters than the body", "peak learning rate is never reached"):
+        said = [line for line in output if words in line]
+        assert len(said) == 1 and said[0].startswith("warning, all runs: ")
+    own = [line for line in output if "d_ff 520 is no multiple" in line]
+    assert len(own) == 1 and own[0].startswith("  warning")
+    for run in json.loads(invoke(sweep, "--json").output)["runs"]:
+        assert "more parameters than the body" in " ".join(run["warnings"])
 
 
 def test_epochs_have_no_steps_until_there_is_data_and_the_plan_says_so(config):
