@@ -139,7 +139,7 @@ def _base_widths(section: _Section, kind: FFNType, d_model: int) -> tuple[int, .
             section.notes.append(f"ratio {ffn['ratio']:g} of {d_model} is {exact:.6g}; {change}")
         bases = (width,) * count
     else:
-        if from_olmo % multiple:
+        if from_olmo % multiple and not (ffn["taper"] or {}).get("widths"):
             raise section.error("model.ffn.multiple_of", f"d_ff {from_olmo} is no multiple of {multiple}")
         bases = (from_olmo,) * count
     if kind.single and len(bases) != 1:
@@ -214,7 +214,14 @@ def _tapered(section: _Section, base: int, num_layers: int) -> tuple[int, ...]:
     except ValueError as error:
         raise section.error("model.ffn.taper", str(error)) from None
     notes = list(tapered.notes)
-    if sum(tapered.widths) != base * num_layers:
+    wanted = {"d_ff": ffn["d_ff"], "ratio": ffn["ratio"], "mlp_hidden_size": section.model["mlp_hidden_size"]}
+    named = next((key for key, value in wanted.items() if value is not None), None)
+    if taper.widths and named and abs(tapered.mean - base) >= taper.multiple_of:
+        what = f"widths of mean {tapered.mean:.6g} and {named} {wanted[named]}"
+        if named != "d_ff":
+            what += f" (d_ff {base})"
+        raise section.error("model.ffn.taper.widths", f"{what} disagree", f"set {named} to null")
+    if sum(tapered.widths) != base * num_layers and (named or not taper.widths):
         notes.append(
             f"taper: the mean width is {tapered.mean:.6g}, {tapered.deviation:+.3%} from d_ff {base} "
             f"(multiples of {taper.multiple_of})"

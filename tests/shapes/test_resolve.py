@@ -64,6 +64,33 @@ def test_a_taper_that_misses_the_mean_says_so():
     assert resolution_notes(values) == ["taper: the mean width is 100, -0.990% from d_ff 101 (multiples of 16)"]
 
 
+def test_widths_of_every_layer_need_no_d_ff_and_go_beside_one_that_is_their_mean():
+    for given, listed, num_notes in (
+        ({"d_ff": 65}, [80, 64, 64, 51], 1),  # within rounding of the mean 64.75, which the note says
+        ({"ratio": 0.5}, [96, 64, 64, 32], 0),
+        ({"d_ff": None}, [96, 64, 64, 64], 0),
+    ):
+        resolved = config(ffn={**given, "taper": {"widths": listed}})
+        assert [layer.ffn.d_ff for layer in resolved.shape.layers] == [(width,) for width in listed]
+        assert len(resolution_notes(resolved.values)) == num_notes
+    # OLMo's own d_ff of 256 is nobody's wish here, so multiple_of does not speak of it.
+    assert d_ffs(ffn={"multiple_of": 48, "taper": {"widths": [96, 48, 48, 96]}})[0] == (96,)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"ffn": {"d_ff": 64}}, "d_ff 64 disagree"),
+        ({"ffn": {"d_ff": [96, 64], "type": "hourglass"}}, "d_ff [96, 64] disagree"),
+        ({"ffn": {"ratio": 0.5}}, "ratio 0.5 (d_ff 64) disagree"),
+        ({"ffn": {}, "mlp_hidden_size": 128}, "mlp_hidden_size 128 (d_ff 64) disagree"),
+    ],
+)
+def test_widths_of_every_layer_that_miss_a_width_given_beside_them_are_refused(given, named):
+    message = refused(**{**given, "ffn": {**given["ffn"], "taper": {"widths": [128, 96, 96, 64]}}})
+    assert f"model.ffn.taper.widths: widths of mean 96 and {named}; set {named.split()[0]} to null" in message
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
