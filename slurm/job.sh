@@ -137,10 +137,13 @@ run_command() {
   for argument in "$@"; do arguments+=("${argument//'{part}'/${SLURM_ARRAY_TASK_ID:-1}}"); done
   command=$(entry_path command.py) || stop "olmo_ext cannot be imported by $PYTHON: set PYTHON in site.env"
   say "olmo-ext ${arguments[*]}"
-  run_python "$command" "${arguments[@]}" &
-  child=$!
   pass_on() { [ -z "$child" ] || kill -TERM "$child" 2>/dev/null || true; }
-  local code_of_command=0
-  while kill -0 "$child" 2>/dev/null; do wait "$child"; code_of_command=$?; done
-  exit "$code_of_command"
+  # No function in the background: that would be a subshell, which dies of the signal and leaves the command behind.
+  PYTHONPATH="${code:+$code:}${PYTHONPATH:-}" ${container[@]+"${container[@]}"} "$PYTHON" "$command" "${arguments[@]}" &
+  child=$!
+  [ "$warned$terminated" = 00 ] || pass_on
+  while kill -0 "$child" 2>/dev/null; do wait "$child"; done
+  # Again: it may have ended before the first `wait`, or a signal's status may hide its own.
+  wait "$child"
+  exit "$?"
 }

@@ -1,0 +1,233 @@
+"""The batch shell and the node agent with an srun and a torchrun that play theirs: signals, and what srun is asked."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+
+FAKES = {
+    # Is "saving" from its start until the test lets it go, whatever signals come.
+    "srun": """#!/bin/bash
+for name in USR1 USR2 TERM; do trap "echo $name >> $FAKE/signals" $name; done
+printf '%s\\n' "$@" > "$FAKE/asked"; env > "$FAKE/environment"
+touch "$FAKE/started"
+until [ -e "$FAKE/saved" ]; do sleep 0.02; done
+""",
+    "scontrol": """#!/bin/bash
+case "$1 $2" in
+"show hostnames") for i in $(seq "$SLURM_JOB_NUM_NODES"); do echo "n0$i"; done ;;
+"show node") echo "NodeName=$3 NodeAddr=127.0.0.1 x" ;;
+requeue*) echo "$2" >> "$FAKE/requeued" ;;
+esac
+""",
+    "squeue": "#!/bin/bash\n",
+    "python": """#!/bin/bash
+script=${1##*/}; shift
+case $script in
+slurm_begin.py)
+  touch "$FAKE/begun"
+  until [ ! -e "$FAKE/hold-begin" ]; do sleep 0.02; done
+  echo "verdict=run run_directory='$FAKE/a run' attempt=3 port=20001 world_size=1 gpus=1" ;;
+slurm_end.py) printf '%s\\n' "$*" > "$FAKE/end"; echo "verdict=requeue status=75 message=stopped" ;;
+command.py) [ "$1" != ends-at-once ] || exit 7; exec "$FAKE/srun" "$@" ;;
+esac
+""",
+}
+
+
+class Shell:
+    """A job's batch shell."""
+
+    def __init__(self, folder: Path, script: str, *arguments: str, **environment: str) -> None:
+        self.folder = folder
+        launched = folder / "launched"
+        (launched / "code" / "olmo_ext").mkdir(parents=True)
+        for name in (script, "job.sh"):
+            shutil.copy(REPOSITORY / "slurm" / name, launched)
+        for name, text in FAKES.items():
+            (folder / name).write_text(text)
+            (folder / name).chmod(0o755)
+        (launched / "environment.sh").write_text(f"PATH={folder}:$PATH\nOLMO_EXT_PYTHON={folder}/python\n")
+        job = {
+            "SLURM_JOB_ID": "107",
+            "SLURM_ARRAY_JOB_ID": "100",
+            "SLURM_ARRAY_TASK_ID": "0",
+            "SLURM_JOB_NUM_NODES": "1",
+            "SLURM_JOB_NODELIST": "n[01-02]",
+            "SLURM_CPUS_PER_TASK": "14",
+            "SLURM_SUBMIT_DIR": str(folder),
+            # As --export=NONE leaves it.
+            "SLURM_EXPORT_ENV": "NONE",
+        }
+        given = {"PATH": os.environ["PATH"], "FAKE": str(folder), **job, **environment}
+        self.process = subprocess.Popen(
+            ["/bin/bash", str(launched / script), f"--launched={launched}", *arguments],
+            cwd=folder,
+            env={name: value for name, value in given.items() if value},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def lines(self, name: str) -> list[str]:
+        path = self.folder / name
+        return path.read_text().splitlines() if path.exists() else []
+
+    def wait_for(self, condition: Callable[[], object]) -> float:
+        """Seconds until it holds; half a minute is for a machine that does other things, not for the shell."""
+        begun = time.monotonic()
+        while not condition():
+            assert time.monotonic() - begun < 30, self.lines("signals")
+            time.sleep(0.01)
+        return time.monotonic() - begun
+
+    def finish(self) -> int:
+        (self.folder / "saved").touch()
+        self.process.communicate(timeout=30)
+        return self.process.returncode
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Callable[..., Shell]]:
+    started: list[Shell] = []
+
+    def start(*arguments: str, **environment: str) -> Shell:
+        started.append(Shell(tmp_path, *arguments, **environment))
+        return started[-1]
+
+    yield start
+    for one in started:
+        (one.folder / "saved").touch()
+        if one.process.poll() is None:
+            one.process.kill()
+        one.process.communicate()
+
+
+@pytest.mark.parametrize("script", ["b200.sbatch", "rtx6000ada.sbatch"])
+@pytest.mark.parametrize(
+    ("sent", "flags"),
+    [
+        ("USR1", "--warned 1 --terminated 0"),
+        ("USR2", "--warned 1 --terminated 0"),
+        ("TERM", "--warned 0 --terminated 1"),
+    ],
+)
+def test_every_signal_reaches_the_run_within_a_second_while_a_save_goes_on_and_the_shell_waits_for_the_save(
+    shell: Callable[..., Shell], script: str, sent: str, flags: str
+) -> None:
+    one = shell(script)
+    one.wait_for(lambda: (one.folder / "started").exists())
+    delays = []
+    for count in (1, 2, 3):
+        one.process.send_signal(getattr(signal, f"SIG{sent}"))
+        # A shell that ran srun in the foreground would trap nothing before the save ends, which it does not here.
+        delays.append(one.wait_for(lambda count=count: len(one.lines("signals")) >= count))
+    assert min(delays) < 1
+    assert one.lines("signals") == ["USR1"] * 3
+    assert one.process.poll() is None and not one.lines("end"), "the shell did not wait for the save"
+    assert one.finish() == 75
+    assert one.lines("end") == [f"{one.folder}/a run --attempt 3 {flags} --reason "]
+    assert one.lines("requeued") == ["100_0"], "its own element, once"
+
+
+def test_a_signal_before_the_run_starts_starts_nothing_and_is_told(shell: Callable[..., Shell], tmp_path: Path) -> None:
+    (tmp_path / "hold-begin").touch()
+    one = shell("b200.sbatch")
+    one.wait_for(lambda: (one.folder / "begun").exists())
+    one.process.send_signal(signal.SIGUSR1)
+    (tmp_path / "hold-begin").unlink()
+    assert one.finish() == 75
+    assert not one.lines("asked")
+    assert one.lines("end") == [f"{one.folder}/a run --attempt 3 --warned 1 --terminated 0 --reason "]
+
+
+@pytest.mark.parametrize(("nodes", "cpus"), [("1", "14"), ("1", "112"), ("2", "112")])
+def test_srun_is_told_the_nodes_and_the_cpus_that_steps_do_not_inherit(
+    shell: Callable[..., Shell], nodes: str, cpus: str
+) -> None:
+    one = shell("b200.sbatch", SLURM_JOB_NUM_NODES=nodes, SLURM_CPUS_PER_TASK=cpus)
+    one.finish()
+    asked = one.lines("asked")
+    assert [word for word in asked if word.startswith("--") and "=" in word][:5] == [
+        "--kill-on-bad-exit=1",
+        f"--nodes={nodes}",
+        f"--ntasks={nodes}",
+        "--ntasks-per-node=1",
+        f"--cpus-per-task={cpus}",
+    ]
+    assert asked[asked.index("--addresses") + 1].split(",") == ["127.0.0.1"] * int(nodes)
+    assert not any(line.startswith("SLURM_EXPORT_ENV=") for line in one.lines("environment"))
+
+
+def test_a_job_without_cpus_per_task_stops(shell: Callable[..., Shell]) -> None:
+    one = shell("b200.sbatch", SLURM_CPUS_PER_TASK="")
+    assert one.finish() == 2
+    assert not one.lines("asked")
+
+
+@pytest.mark.parametrize("sent", ["USR1", "TERM"])
+def test_a_command_in_a_job_is_told_at_once_too(shell: Callable[..., Shell], sent: str) -> None:
+    one = shell("command.sbatch", "compare", "runs/a b")
+    one.wait_for(lambda: (one.folder / "started").exists())
+    one.process.send_signal(getattr(signal, f"SIG{sent}"))
+    one.wait_for(lambda: one.lines("signals"))
+    assert one.lines("signals") == ["TERM"]
+    assert one.process.poll() is None, "the shell did not wait for the command"
+    assert one.finish() == 0
+    assert one.lines("asked") == ["compare", "runs/a b"]
+
+
+def test_a_command_that_ends_at_once_gives_the_job_its_exit_code(shell: Callable[..., Shell]) -> None:
+    assert shell("command.sbatch", "ends-at-once").finish() == 7
+
+
+TORCHRUN = """
+import os, signal, subprocess, sys, time
+folder = sys.argv[1]
+if sys.argv[2:] == ["worker"]:
+    # Loses what comes before it listens, then saves at the second request.
+    got = []
+    signal.signal(signal.SIGUSR1, lambda *_: got.append(1))
+    open(f"{folder}/listens", "w").close()
+    while len(got) < 2:
+        time.sleep(0.01)
+    open(f"{folder}/saved", "w").close()
+    sys.exit(0)
+worker = subprocess.Popen([sys.executable, __file__, folder, "worker"])
+sys.exit(worker.wait())
+"""
+
+
+@pytest.mark.parametrize("sent", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM])
+def test_the_node_agent_asks_the_workers_until_they_are_gone_and_torchrun_survives(
+    tmp_path: Path, sent: signal.Signals
+) -> None:
+    (tmp_path / "torchrun.py").write_text(TORCHRUN)
+    start = (
+        "import os, sys; import olmo_ext.launch.node_agent as a; a.REPEAT_SECONDS = 0.3;"
+        "sys.exit(a.Agent().run([sys.executable, *sys.argv[1:]], dict(os.environ)))"
+    )
+    command = [sys.executable, "-c", start, str(tmp_path / "torchrun.py"), str(tmp_path)]
+    agent = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
+    try:
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "listens").exists():
+            assert time.monotonic() < deadline and agent.poll() is None
+            time.sleep(0.02)
+        agent.send_signal(sent)
+        assert agent.wait(timeout=30) == 0
+        assert (tmp_path / "saved").exists()
+    finally:
+        if agent.poll() is None:
+            agent.kill()
+            agent.wait()
