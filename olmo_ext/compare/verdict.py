@@ -1,4 +1,4 @@
-"""The answer in two sentences, and what a reader has to know to trust it."""
+"""The answer in two sentences or three, and what a reader has to know to trust it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ SURE = 0.05
 
 BUDGET_TOLERANCE = 0.005
 
+LEAST_TOKENS = 1.0
+"""Per non-embedding parameter; compute-optimal training takes about 20 (Hoffmann et al., arXiv 2203.15556)."""
+
 
 def is_sure(difference: Difference | None, adjusted: float | None) -> bool:
     """Whether a difference stands after the correction."""
@@ -22,7 +25,25 @@ def is_sure(difference: Difference | None, adjusted: float | None) -> bool:
 
 
 def verdict(result: Comparison) -> str:
-    """Two sentences: what is best against the baseline, and what of the rest can be told."""
+    """Two sentences: what is best against the baseline, and what of the rest can be told; a third where runs are short.
+
+    Below one token a parameter the loss is that of the first steps, whatever the statistics say of it.
+    """
+    lengths = [
+        group.tokens / group.features.non_embedding
+        for group in result.groups
+        if group.tokens and group.features.non_embedding
+    ]
+    if not lengths or max(lengths) >= LEAST_TOKENS:
+        return _answer(result)
+    # 0.996 would be rounded to the limit that it is below.
+    return (
+        f"{_answer(result)} The runs are too short to say anything about trained models: at most "
+        f"{min(max(lengths), 0.99):.2g} tokens a non-embedding parameter."
+    )
+
+
+def _answer(result: Comparison) -> str:
     compared = [group for group in result.groups if group.nats is not None]
     if not compared:
         return _nothing(result)

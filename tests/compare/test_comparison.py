@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 from scipy import stats
 
 from olmo_ext.compare.collect import read_sweep
 from olmo_ext.compare.comparison import Comparison, compare_sweep
 from olmo_ext.compare.paper import judge, read_expected
+from olmo_ext.compare.report.page import render
 from olmo_ext.compare.statistics import METHOD_DOCUMENTS, METHOD_NONE, Difference
+from olmo_ext.compare.table import print_comparison
 from olmo_ext.errors import InputError
 
 from .synthetic import BATCH_TOKENS, make_shape, make_sweep
@@ -48,6 +52,26 @@ def test_a_known_effect_comes_back_with_the_paired_interval_in_nats_and_ppl(tmp_
     assert result.group("base").nats is None and result.group("base").baseline is None
     assert group.ppl == pytest.approx(np.mean(np.exp(treatment)))
     assert result.verdict.startswith("wide is better than the baseline base: −0.0303 nats")
+
+
+@pytest.mark.parametrize(("steps", "words"), [(6, "at most 0.047 tokens"), (127, "at most 0.99 tokens"), (129, None)])
+def test_runs_of_less_than_a_token_a_parameter_say_nothing_about_trained_models(
+    tmp_path: Path, steps: int, words: str | None
+) -> None:
+    """At 8,192 tokens a step and 1,048,576 parameters, 128 steps are one token a parameter."""
+    groups = {
+        "base": {"final": BASE, "steps": steps},
+        "wide": {"final": _shifted(-0.03, -0.028, -0.033), "steps": steps},
+    }
+    result = _compared(tmp_path / "s", groups)
+    caution = f"The runs are too short to say anything about trained models: {words} a non-embedding parameter."
+    assert result.verdict.startswith("wide is better")
+    assert result.verdict.endswith(caution) if words else "too short" not in result.verdict
+    # Terminal and page show the verdict as it is.
+    console = Console(record=True, width=2000, file=io.StringIO())
+    print_comparison(result, console)
+    for shown in (console.export_text(), render(result)):
+        assert ("too short to say anything" in shown) == (words is not None)
 
 
 def test_a_difference_within_the_noise_is_not_called_one(tmp_path: Path) -> None:

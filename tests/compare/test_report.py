@@ -123,13 +123,14 @@ def test_every_plot_has_a_label_and_the_page_a_table_of_its_numbers(result: Comp
         assert f'<section id="{section}"' in text
 
 
-def test_the_verdict_is_two_sentences_at_the_top(result: Comparison) -> None:
+def test_the_verdict_is_two_sentences_at_the_top_and_a_third_for_short_runs(result: Comparison) -> None:
     text = render(result)
     verdict = re.search(r'<p class="verdict">(.*?)</p>', text)
     assert verdict is not None
     assert text.index(verdict[0]) < text.index("<table")
     sentences = re.split(r"(?<=[a-z)0-9])\. (?=[A-Z])", verdict[1])
-    assert len(sentences) == 2 and sentences[0].startswith("hourglass is better than the baseline conventional")
+    assert sentences[0].startswith("hourglass is better than the baseline conventional")
+    assert len(sentences) == 3 and sentences[2].startswith("The runs are too short")
 
 
 def test_unfinished_runs_reproduction_and_data_order_are_on_the_page(result: Comparison) -> None:
