@@ -25,6 +25,31 @@ def cache_for(cache: Any, head_dim: int, default_head_dim: int) -> Any:
     return cache.setdefault(f"head_dim_{head_dim}", BufferCache())
 
 
+def head_norms(config: Any, spec: AttentionSpec) -> tuple[LayerNormBase | None, LayerNormBase | None]:
+    """QK-norm over the whole vectors of all heads, as OLMo's config asks for it: those of q and of k."""
+    if not config.attention_layer_norm:
+        return None, None
+    affine = config.attention_layer_norm_with_affine
+    q_norm = LayerNormBase.build(config, size=spec.width, elementwise_affine=affine)
+    return q_norm, LayerNormBase.build(config, size=spec.kv_width, elementwise_affine=affine)
+
+
+def rotary_embedding(config: Any, spec: AttentionSpec, cache: Any) -> RotaryEmbedding | None:
+    """RoPE for the layer's own head_dim; None without `rope`."""
+    if not config.rope:
+        return None
+    # OLMo's RoPE takes its dimension from d_model // n_heads of the config it is given.
+    own = dataclasses.replace(config, d_model=spec.width, n_heads=spec.n_heads)
+    return RotaryEmbedding(own, cache_for(cache, spec.head_dim, config.d_model // config.n_heads))
+
+
+def split_clipped(qkv: torch.Tensor, widths: tuple[int, int, int], limit: float | None) -> tuple[torch.Tensor, ...]:
+    """q, k and v of the fused projection, clipped to +-`limit` where OLMo's `clip_qkv` gives one."""
+    if limit is not None:
+        qkv = qkv.clamp(min=-limit, max=limit)
+    return qkv.split(widths, dim=-1)
+
+
 class SoftmaxAttention(nn.Module):
     """q, k, v projections, QK-norm over the whole vectors, RoPE, causal softmax attention, output projection.
 
@@ -39,18 +64,8 @@ class SoftmaxAttention(nn.Module):
         self.att_proj = nn.Linear(d_model, sum(self.fused_dims), **place)
         self.attn_out = nn.Linear(spec.width, d_model, **place)
         self.attn_out._is_residual = True  # type: ignore[assignment]
-        self.q_norm: LayerNormBase | None = None
-        self.k_norm: LayerNormBase | None = None
-        if config.attention_layer_norm:
-            affine = config.attention_layer_norm_with_affine
-            self.q_norm = LayerNormBase.build(config, size=spec.width, elementwise_affine=affine)
-            self.k_norm = LayerNormBase.build(config, size=spec.kv_width, elementwise_affine=affine)
-        self.rotary_emb: RotaryEmbedding | None = None
-        if config.rope:
-            # OLMo's RoPE takes its dimension from d_model // n_heads of the config it is given.
-            own = dataclasses.replace(config, d_model=spec.width, n_heads=spec.n_heads)
-            own_cache = cache_for(cache, spec.head_dim, config.d_model // config.n_heads)
-            self.rotary_emb = RotaryEmbedding(own, own_cache)
+        self.q_norm, self.k_norm = head_norms(config, spec)
+        self.rotary_emb = rotary_embedding(config, spec, cache)
         self.flash_attn_func: Any = None
         self.flash_attn_varlen_func: Any = None
         if config.flash_attention:
@@ -73,10 +88,7 @@ class SoftmaxAttention(nn.Module):
         max_doc_len: int | None = None,
         cu_doc_lens: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, Cache | None]:
-        qkv = self.att_proj(h)
-        if self.config.clip_qkv is not None:
-            qkv = qkv.clamp(min=-self.config.clip_qkv, max=self.config.clip_qkv)
-        q, k, v = qkv.split(self.fused_dims, dim=-1)
+        q, k, v = split_clipped(self.att_proj(h), self.fused_dims, self.config.clip_qkv)
         arguments = (q, k, v, attention_bias, layer_past, use_cache, max_doc_len, cu_doc_lens)
         if self.checkpoint_function is None:
             mixed, present = self.mix(*arguments)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from olmo.model import LayerNormBase, RotaryEmbedding
 from torch import nn
 
-from olmo_ext.blocks.modules.attention import cache_for
+from olmo_ext.blocks.modules.attention import head_norms, rotary_embedding, split_clipped
 from olmo_ext.errors import InputError
 from olmo_ext.shapes.model import AttentionSpec
 
@@ -32,24 +30,12 @@ class WindowAttention(nn.Module):
         self.config, self.spec, self.window = config, spec, window
         self.fused_dims = (spec.width, spec.kv_width, spec.kv_width)
         self.att_proj = nn.Linear(d_model, sum(self.fused_dims), bias=config.include_bias, device=config.init_device)
-        self.q_norm: LayerNormBase | None = None
-        self.k_norm: LayerNormBase | None = None
-        if config.attention_layer_norm:
-            affine = config.attention_layer_norm_with_affine
-            self.q_norm = LayerNormBase.build(config, size=spec.width, elementwise_affine=affine)
-            self.k_norm = LayerNormBase.build(config, size=spec.kv_width, elementwise_affine=affine)
-        self.rotary_emb: RotaryEmbedding | None = None
-        if config.rope:
-            own = dataclasses.replace(config, d_model=spec.width, n_heads=spec.n_heads)
-            own_cache = cache_for(cache, spec.head_dim, config.d_model // config.n_heads)
-            self.rotary_emb = RotaryEmbedding(own, own_cache)
+        self.q_norm, self.k_norm = head_norms(config, spec)
+        self.rotary_emb = rotary_embedding(config, spec, cache)
 
     def project(self, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """q, k, v, each [B, heads, T, head_dim]."""
-        qkv = self.att_proj(h)
-        if self.config.clip_qkv is not None:
-            qkv = qkv.clamp(min=-self.config.clip_qkv, max=self.config.clip_qkv)
-        q, k, v = qkv.split(self.fused_dims, dim=-1)
+        q, k, v = split_clipped(self.att_proj(h), self.fused_dims, self.config.clip_qkv)
         dtype = k.dtype
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q).to(dtype=dtype), self.k_norm(k).to(dtype=dtype)
