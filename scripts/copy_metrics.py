@@ -1,0 +1,68 @@
+"""Copy what `olmo-ext compare` reads of a sweep's finished runs into a folder small enough to commit or send.
+
+python scripts/copy_metrics.py runs/my-sweep examples/my-sweep [--strip PREFIX]
+
+Checkpoints, logs and W&B files stay behind; so do the name of the machine and the folder under which the run lay.
+Called again it adds the runs that have finished since; a copy that has become another is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from olmo_ext.errors import InputError, OlmoExtError
+from olmo_ext.files import write_atomically
+from olmo_ext.rundir import RunDirectory
+
+FILES = ("config.yaml", "shape.json", "provenance.json", "metrics.jsonl", "state.json")
+FOLDERS = {"evals": "*.jsonl", "diagnosis": "*.json"}
+
+
+def without_place(text: str, name: str, prefix: str) -> str:
+    """A file's text without the machine it was written on."""
+    text = text.replace(f"{prefix.rstrip('/')}/", "")
+    if name not in ("provenance.json", "state.json"):
+        return text
+    return json.dumps(json.loads(text) | {"host": ""}, indent=1) + "\n"
+
+
+def files_of(run: Path) -> list[Path]:
+    present = [run / name for name in FILES if (run / name).is_file()]
+    return present + [path for folder, pattern in FOLDERS.items() for path in sorted((run / folder).glob(pattern))]
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]}, help=__doc__)
+@click.argument("sweep", type=click.Path(path_type=Path, file_okay=False, exists=True))
+@click.argument("target", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--strip", default=str(Path.cwd()), show_default="this folder", help="Leading folder of all paths.")
+def main(sweep: Path, target: Path, strip: str) -> None:
+    if not (sweep / "sweep.json").is_file():
+        raise InputError("no sweep.json", where=str(sweep), right="the folder of a sweep, as in runs/<sweep>")
+    copies = {target / "sweep.json": (sweep / "sweep.json").read_text()}
+    for entry in json.loads(copies[target / "sweep.json"])["runs"]:
+        run = sweep / entry["name"]
+        status = RunDirectory(run).read_state().status if run.is_dir() else "not started"
+        if status != "done":
+            click.echo(f"left out: {entry['name']} ({status})")
+            continue
+        for path in files_of(run):
+            copies[target / path.relative_to(sweep)] = without_place(path.read_text(), path.name, strip)
+    for path, text in copies.items():
+        if path.exists() and path.read_text() != text:
+            raise InputError("holds something else than the run does now", where=str(path), right="another folder")
+    for path, text in copies.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text)
+    click.echo(f"{target}: {len(copies)} files, {sum(len(text.encode()) for text in copies.values()) / 2**20:.1f} MiB")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except OlmoExtError as error:
+        print(f"copy_metrics: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

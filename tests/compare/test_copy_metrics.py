@@ -1,0 +1,80 @@
+"""Copies of a sweep's metrics: the same comparison, without the machine; and the ones in examples/."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from olmo_ext.cli import cli
+
+from .synthetic import make_sweep
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted(path.parent for path in (ROOT / "examples").glob("*/sweep.json"))
+
+
+def copy(sweep: Path, target: Path, *, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "scripts" / "copy_metrics.py"), str(sweep), str(target)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+
+
+def compared(path: Path) -> dict:
+    result = CliRunner().invoke(cli, ["compare", str(path), "--json"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.output)
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    groups = {"conventional": {"steps": 20, "evaluations": 4, "final": [3.0, 3.02, 3.01]}}
+    groups["hourglass"] = {"steps": 20, "evaluations": 4, "final": [2.9, 2.92, 2.91]}
+    path = make_sweep(tmp_path / "runs" / "demo", groups, baseline="conventional")
+    provenance = path / "hourglass-s1" / "provenance.json"
+    content = json.loads(provenance.read_text()) | {"host": "login3", "command": [f"{tmp_path}/bin/olmo-ext", "train"]}
+    provenance.write_text(json.dumps(content))
+    return path
+
+
+def test_a_copy_compares_as_the_runs_do_and_does_not_name_the_machine(sweep: Path, tmp_path: Path) -> None:
+    result = copy(sweep, tmp_path / "kept", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    there, here = compared(sweep), compared(tmp_path / "kept")
+    assert here["groups"] == there["groups"]
+    text = "".join(path.read_text() for path in (tmp_path / "kept").rglob("*.*"))
+    assert "login3" not in text and str(tmp_path) not in text and '"bin/olmo-ext"' in text
+
+
+def test_runs_that_are_not_finished_are_named_and_come_with_a_later_call(sweep: Path, tmp_path: Path) -> None:
+    state = sweep / "hourglass-s2" / "state.json"
+    done = state.read_text()
+    state.write_text(json.dumps(json.loads(done) | {"status": "running"}))
+    first = copy(sweep, tmp_path / "kept", cwd=tmp_path)
+    assert "left out: hourglass-s2 (running)" in first.stdout and not (tmp_path / "kept" / "hourglass-s2").exists()
+    state.write_text(done)
+    assert "left out" not in copy(sweep, tmp_path / "kept", cwd=tmp_path).stdout
+    assert (tmp_path / "kept" / "hourglass-s2" / "metrics.jsonl").exists()
+
+
+def test_a_copy_is_never_overwritten_with_something_else(sweep: Path, tmp_path: Path) -> None:
+    copy(sweep, tmp_path / "kept", cwd=tmp_path)
+    before = (tmp_path / "kept" / "hourglass-s1" / "metrics.jsonl").read_text()
+    with open(sweep / "hourglass-s1" / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"kind": "train", "attempt": 1, "step": 99, "values": {}}) + "\n")
+    result = copy(sweep, tmp_path / "kept", cwd=tmp_path)
+    assert result.returncode == 2 and "hourglass-s1/metrics.jsonl" in result.stderr
+    assert (tmp_path / "kept" / "hourglass-s1" / "metrics.jsonl").read_text() == before
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_a_committed_example_is_whole_and_its_intervals_stand_in_the_readme(example: Path) -> None:
+    readme = (ROOT / "README.md").read_text()
+    for group in compared(example)["groups"]:
+        assert group["seeds_finished"] == group["seeds_asked"] and not group["not_compared_because"], group["group"]
+        if (difference := group["difference_nats"]) is not None:
+            mean, low, high = (f"{difference[key]:+.3f}".replace("-", "−") for key in ("mean", "low", "high"))
+            assert f"{mean} [{low}, {high}]" in readme, group["group"]
