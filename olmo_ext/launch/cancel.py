@@ -12,7 +12,7 @@ import click
 
 from olmo_ext.errors import EXIT_DONE, InputError, WorkError
 from olmo_ext.launch.local import launcher_of
-from olmo_ext.launch.slurm_queue import SLURM_SECONDS, read_queue, read_submissions, submitted_jobs
+from olmo_ext.launch.slurm_queue import SLURM_SECONDS, client_environment, read_queue, read_submissions, submitted_jobs
 
 
 def cancel_runs(directory: Path, runs: Sequence[str]) -> int:
@@ -50,7 +50,9 @@ def _cancel_slurm(directory: Path, runs: Sequence[str], jobs: dict[str, str]) ->
         wanted += [job for job in queue if job.partition("_")[0] in others]
     if wanted:
         command = ["scancel", *wanted]
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=SLURM_SECONDS, check=False)
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=SLURM_SECONDS, env=client_environment(), check=False
+        )
         if answer.returncode:
             raise WorkError(f"scancel: {answer.stderr.strip() or answer.returncode}")
     return wanted

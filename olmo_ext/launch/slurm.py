@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -25,8 +24,15 @@ from olmo_ext.launch.preflight import Findings, preflight
 from olmo_ext.launch.rule import Placement, node_settings
 from olmo_ext.launch.slurm_command import Submission, sbatch_command, sbatch_runs, shell_line
 from olmo_ext.launch.slurm_job import record
-from olmo_ext.launch.slurm_limits import Limits, check_partition, read_limits, test_submission
-from olmo_ext.launch.slurm_queue import SLURM_SECONDS, read_queue, record_submission
+from olmo_ext.launch.slurm_limits import Limits, check_partition, limit_of, read_limits, test_submission
+from olmo_ext.launch.slurm_queue import (
+    SLURM_SECONDS,
+    client_environment,
+    lost_its_comparison,
+    read_queue,
+    record_submission,
+    waiting_comparisons,
+)
 from olmo_ext.launch.slurm_site import SHARED_FILES, Site, read_site, slurm_file
 from olmo_ext.launch.sweep import Sweep, load_sweep
 from olmo_ext.nodes import load_hardware
@@ -62,6 +68,11 @@ class _Launch:
     site: Site
     limits: Limits
     missing: list[Member]
+    busy: dict[str, str]
+    """Run -> job of those that are queued or running."""
+
+    lacks_comparison: bool
+    """Whether runs are to be queued, or some are and no comparison waits for them."""
 
     def folders(self) -> list[tuple[Path, list[Member]]]:
         """The launch folder and the runs of each array: one array, or as many as the array limit makes of it."""
@@ -70,6 +81,10 @@ class _Launch:
         first, size = max(taken, default=0) + 1, self.limits.array_size
         chunks = [self.missing[start : start + size] for start in range(0, len(self.missing), size)]
         return [(parent / f"{first + index:03d}", chunk) for index, chunk in enumerate(chunks)]
+
+    def newest_folder(self) -> Path:
+        """Of the launches so far."""
+        return max(path.parent for path in (self.sweep_directory / LAUNCH_FOLDER).glob("*/command.sbatch"))
 
     def runs_command(
         self, folder: Path, chunk: Sequence[Member], *, after: str | None, fetched: str | None
@@ -92,6 +107,8 @@ class _Launch:
         )
 
     def compare_command(self, folder: Path, jobs: Sequence[str]) -> list[str]:
+        # Also after those of an earlier launch that still run: this comparison takes the place of theirs.
+        jobs = [*jobs, *sorted({job.partition("_")[0] for job in self.busy.values()} - set(jobs))]
         return sbatch_command(
             ["compare", str(self.sweep_directory), "-o", str(self.sweep_directory / "report.html")],
             launch_folder=folder,
@@ -117,23 +134,13 @@ class _Launch:
         )
 
 
-def submit_environment() -> dict[str, str]:
-    """The caller's environment without what another job or an sbatch habit left in it, but for SLURM_CONF."""
-    foreign = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_")
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name == "SLURM_CONF" or not name.startswith(foreign)
-    }  # fmt: skip
-
-
 def submit(command: Sequence[str]) -> str:
     """Run sbatch; the job's id.
 
     :raises WorkError: with what sbatch said.
     """
     answer = subprocess.run(
-        command, capture_output=True, text=True, env=submit_environment(), timeout=60, check=False
+        command, capture_output=True, text=True, env=client_environment(), timeout=60, check=False
     )  # fmt: skip
     job = answer.stdout.strip().partition(";")[0]
     if answer.returncode or not job.isdigit():
@@ -205,6 +212,7 @@ def launch_slurm(
         raise InputError("Slurm does not answer here", right="launch on a login node, or look with --dry-run")
     busy = busy_runs(members, sweep_directory, queue)
     _refuse_changed(members, busy)
+    missing = [member for member in members if not member.is_done and member.run.name not in busy]
     launch = _Launch(
         sweep=sweep,
         sweep_directory=sweep_directory,
@@ -212,7 +220,10 @@ def launch_slurm(
         placement=placement,
         site=site,
         limits=read_limits() if has_slurm else Limits(),
-        missing=[member for member in members if not member.is_done and member.run.name not in busy],
+        missing=missing,
+        busy=busy,
+        lacks_comparison=request.compare
+        and (bool(missing) or (bool(busy) and lost_its_comparison(sweep_directory, queue or {}))),
     )
     if request.fetch_parts and launch.missing:
         launch.fetch_command(sweep_directory)  # refuses what cannot be fetched
@@ -225,7 +236,7 @@ def launch_slurm(
     )
     if has_slurm and launch.missing:
         _check_with_slurm(launch, script, findings)
-    _tell(launch, members, busy, findings, has_slurm=has_slurm)
+    _tell(launch, members, findings, has_slurm=has_slurm)
     if dry_run:
         _show_commands(launch)
         for text in findings.errors:
@@ -234,30 +245,46 @@ def launch_slurm(
     if findings.errors:
         more = f"and {len(findings.errors) - 1} more, --dry-run shows them" if len(findings.errors) > 1 else None
         raise InputError(findings.errors[0], right=more)
-    if launch.missing:
-        with sweep_lock(sweep_directory):
-            _submit_all(launch)
+    if not launch.missing and not launch.lacks_comparison:
+        if not busy:
+            click.echo(f"all are done: olmo-ext compare {os.path.relpath(sweep_directory)}")
+        return EXIT_DONE
+    with sweep_lock(sweep_directory):
+        _refuse_queued_meanwhile(launch)
+        _submit_all(launch)
     return EXIT_DONE
 
 
+def _refuse_queued_meanwhile(launch: _Launch) -> None:
+    """Two launches at the same time both find the same runs missing; the second finds it out under the lock."""
+    queued = busy_runs(launch.missing, launch.sweep_directory, read_queue())
+    for name, job in queued.items():
+        raise InputError(
+            f"run {name!r} has just been queued as {job} by another launch",
+            where=str(launch.sweep_directory),
+            right="the same command again for what is missing then",
+        )
+
+
 def _check_with_slurm(launch: _Launch, script: Path, findings: Findings) -> None:
-    time_limit = launch.request.time_limit
-    if time_limit is None and (match := re.search(r"^#SBATCH --time=(\S+)", script.read_text(), re.MULTILINE)):
-        time_limit = match[1]
-    partition = launch.site.get("SBATCH_PARTITION", launch.request.node_type)
-    if problem := check_partition(partition, time_limit):
-        findings.add_error(problem)
-        return
+    """Whether Slurm would take the runs and the jobs before and after them: a later refusal leaves half a sweep."""
+    site, node_type = launch.site, launch.request.node_type
     folder, chunk = launch.folders()[0]
-    command = launch.runs_command(folder, chunk, after=None, fetched=None)
-    command[-2:] = [str(script)]
-    if problem := test_submission(command, submit_environment()):
-        findings.add_error(problem)
+    runs = launch.runs_command(folder, chunk, after=None, fetched=None)
+    jobs = [(node_type, script, launch.request.time_limit, [*runs[:-2], str(script)], "")]
+    if launch.request.compare or launch.request.fetch_parts:
+        shared = slurm_file("command.sbatch")
+        command = sbatch_command(["--version"], launch_folder=folder, job_name=launch.sweep.name, site=site)
+        command = [*command[: command.index(str(folder / shared.name))], str(shared)]
+        jobs.append(("cpu", shared, None, command, "the comparison or data fetch (SBATCH_PARTITION_CPU): "))
+    for kind, file, time_limit, command, whose in jobs:
+        limit = limit_of(file, site.options(kind), time_limit)
+        if problem := check_partition(site.get("SBATCH_PARTITION", kind), limit) or test_submission(command):
+            findings.add_error(whose + problem)
 
 
-def _tell(
-    launch: _Launch, members: Sequence[Member], busy: dict[str, str], findings: Findings, *, has_slurm: bool
-) -> None:
+def _tell(launch: _Launch, members: Sequence[Member], findings: Findings, *, has_slurm: bool) -> None:
+    busy = launch.busy
     missing = {member.run.name for member in launch.missing}
     click.echo(f"{len(members)} runs of {launch.sweep.name}, each on {launch.placement}:")
     for member in members:
@@ -278,11 +305,11 @@ def _tell(
 
 def _show_commands(launch: _Launch) -> None:
     folders = launch.folders()
-    if not folders:
+    if not folders and not launch.lacks_comparison:
         click.echo("nothing to queue")
         return
     fetched = None
-    if launch.request.fetch_parts:
+    if launch.request.fetch_parts and folders:
         fetched = "FETCH_JOB"
         click.echo(shell_line(launch.fetch_command(folders[0][0])))
     jobs: list[str] = []
@@ -290,12 +317,20 @@ def _show_commands(launch: _Launch) -> None:
         command = launch.runs_command(folder, chunk, after=jobs[-1] if jobs else None, fetched=fetched)
         click.echo(shell_line(command))
         jobs.append(f"JOB_{folder.name}")
-    if launch.request.compare:
-        click.echo(shell_line(launch.compare_command(folders[-1][0], jobs)))
+    if launch.lacks_comparison:
+        click.echo(shell_line(launch.compare_command(folders[-1][0] if folders else launch.newest_folder(), jobs)))
 
 
 def _submit_all(launch: _Launch) -> None:
     """Write everything that the jobs read, then submit, remembering each job at once."""
+    directory = launch.sweep_directory
+    jobs = _submit_runs(launch) if launch.missing else []
+    if launch.lacks_comparison:
+        _submit_comparison(launch, jobs)
+    click.echo(f"olmo-ext status {os.path.relpath(directory)}")
+
+
+def _submit_runs(launch: _Launch) -> list[str]:
     directory = launch.sweep_directory
     plugins = [name for member in launch.missing for name in member.run.config.values["plugins"]]
     code = freeze_code(directory, plugins)
@@ -325,20 +360,24 @@ def _submit_all(launch: _Launch) -> None:
         names = [member.run.name for member in chunk]
         record_submission(directory, {"kind": "runs", "job": job, "runs": names, "folder": folder.name})
         click.echo(f"runs: job {job}, {len(chunk)} runs")
-    if launch.request.compare:
-        _cancel_older_comparisons(directory)
-        job = submit(launch.compare_command(folders[-1][0], jobs))
-        record_submission(directory, {"kind": "compare", "job": job})
-        click.echo(f"comparison: job {job}, writes {directory / 'report.html'}")
-    click.echo(f"olmo-ext status {os.path.relpath(directory)}")
+    return jobs
 
 
-def _cancel_older_comparisons(directory: Path) -> None:
-    """The comparison of an earlier launch would run before the runs that are queued now."""
-    from olmo_ext.launch.slurm_queue import read_submissions
+def _submit_comparison(launch: _Launch, jobs: Sequence[str]) -> None:
+    """Queue the comparison after everything of the sweep that is in the queue, in place of an earlier launch's.
 
-    queue = read_queue() or {}
-    old = [entry["job"] for entry in read_submissions(directory) if entry.get("kind") == "compare"]
-    waiting = [job for job in old if queue.get(job) == "PENDING"]
-    if waiting:
-        subprocess.run(["scancel", *waiting], capture_output=True, timeout=SLURM_SECONDS, check=False)
+    :raises WorkError: if sbatch refuses: the runs stay queued.
+    """
+    directory = launch.sweep_directory
+    older = waiting_comparisons(directory, read_queue() or {})
+    try:
+        job = submit(launch.compare_command(launch.newest_folder(), jobs))
+    except WorkError as error:
+        raise WorkError(
+            f"{error} (the runs are queued, the comparison is not; the same command again queues it)"
+        ) from None
+    record_submission(directory, {"kind": "compare", "job": job})
+    if older:
+        command = ["scancel", *older]
+        subprocess.run(command, capture_output=True, timeout=SLURM_SECONDS, env=client_environment(), check=False)
+    click.echo(f"comparison: job {job}, writes {directory / 'report.html'}")

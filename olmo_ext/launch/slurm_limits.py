@@ -5,10 +5,11 @@ from __future__ import annotations
 import getpass
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from olmo_ext.launch.slurm_queue import SLURM_SECONDS
+from olmo_ext.launch.slurm_queue import SLURM_SECONDS, client_environment
 from olmo_ext.quantities import parse_seconds
 
 
@@ -22,7 +23,9 @@ class Limits:
 
 def _ask(*command: str) -> str | None:
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=SLURM_SECONDS, check=False)
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=SLURM_SECONDS, env=client_environment(), check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return answer.stdout if answer.returncode == 0 else None
@@ -40,6 +43,14 @@ def read_limits() -> Limits:
     )
     sizes += [int(line) for line in limits.split() if line.isdigit() and int(line) > 0]
     return Limits(array_size=min(sizes))
+
+
+def limit_of(script: Path, options: Sequence[str], time_limit: str | None) -> str | None:
+    """The time limit that a job will have; None where a further option for sbatch sets it."""
+    if any(word.startswith(("--time", "-t")) for word in options):
+        return None
+    match = re.search(r"^#SBATCH --time=(\S+)", script.read_text(), re.MULTILINE)
+    return time_limit or (match[1] if match else None)
 
 
 def check_partition(partition: str | None, time_limit: str | None) -> str | None:
@@ -65,15 +76,20 @@ def check_partition(partition: str | None, time_limit: str | None) -> str | None
     return None
 
 
-def test_submission(command: Sequence[str], environment: Mapping[str, str]) -> str | None:
+def test_submission(command: Sequence[str]) -> str | None:
     """Ask sbatch whether it would take a job, without submitting it; what it says against it, or None."""
     asked = [command[0], "--test-only", *[word for word in command[1:] if word != "--parsable"]]
     try:
         answer = subprocess.run(
-            asked, capture_output=True, text=True, timeout=SLURM_SECONDS, env=dict(environment), check=False
+            asked, capture_output=True, text=True, timeout=SLURM_SECONDS, env=client_environment(), check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
     if answer.returncode == 0:
         return None
-    return f"sbatch would refuse: {' '.join(answer.stderr.replace('sbatch: error:', '').split())}"
+    said = " ".join(re.sub(r"sbatch: (error: )?", "", answer.stderr).split())
+    if "node configuration" in said:
+        sizes = ("--nodes", "--gpus-per-node", "--cpus-per-task", "--mem", "--partition")
+        wanted = " ".join(word for word in asked if word.startswith(sizes)) or "what its #SBATCH lines say"
+        said += f": {wanted}; slurm/site.env has partition and GPU type, slurm/nodes.yaml a node's size"
+    return f"sbatch would refuse: {said}"

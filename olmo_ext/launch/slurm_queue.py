@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +19,27 @@ SLURM_SECONDS = 20.0
 """Clients hang for 15 s where the controller is down."""
 
 
+FOREIGN = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SINFO_", "SCANCEL_", "SCONTROL_")
+
+
+def client_environment() -> dict[str, str]:
+    """The caller's environment for Slurm's commands, but for what a job around us or somebody's habits left in it.
+
+    SQUEUE_STATES=RUNNING would hide what waits, and it would be queued twice; SLURM_CONF says which cluster it is.
+    """
+    return {name: value for name, value in os.environ.items() if name == "SLURM_CONF" or not name.startswith(FOREIGN)}
+
+
 def read_queue() -> dict[str, str] | None:
     """Job, or `ARRAY_TASK` for an element, -> state of everything in the queue; None without a working Slurm."""
     if shutil.which("squeue") is None:
         return None
-    command = ["squeue", "--noheader", "--array", "--format=%i %T"]
+    # --all: also partitions that are hidden from listings.
+    command = ["squeue", "--all", "--noheader", "--array", "--format=%i %T"]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=SLURM_SECONDS, check=False)
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=SLURM_SECONDS, env=client_environment(), check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     if answer.returncode:
@@ -59,3 +75,15 @@ def submitted_jobs(sweep_directory: Path) -> dict[str, str]:
             for index, name in enumerate(entry["runs"]):
                 jobs[name] = f"{entry['job']}_{index}"
     return jobs
+
+
+def waiting_comparisons(sweep_directory: Path, queue: Mapping[str, str]) -> list[str]:
+    """Jobs of the sweep's comparisons that wait in the queue."""
+    queued = [entry["job"] for entry in read_submissions(sweep_directory) if entry.get("kind") == "compare"]
+    return [job for job in queued if queue.get(job) == "PENDING"]
+
+
+def lost_its_comparison(sweep_directory: Path, queue: Mapping[str, str]) -> bool:
+    """Whether the sweep was launched and no comparison waits: sbatch refused it, or nobody wanted one then."""
+    was_launched = any(entry.get("kind") == "runs" for entry in read_submissions(sweep_directory))
+    return was_launched and not waiting_comparisons(sweep_directory, queue)

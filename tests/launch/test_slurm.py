@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.resources
 import json
 import os
@@ -9,6 +10,7 @@ import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +31,7 @@ from olmo_ext.launch.slurm_job import (
     shell,
     verdict_after,
 )
+from olmo_ext.launch.slurm_queue import client_environment, record_submission
 from olmo_ext.launch.slurm_site import Site, read_site
 from olmo_ext.nodes import load_hardware
 from olmo_ext.rundir import RunDirectory, RunState
@@ -244,7 +247,10 @@ device_train_microbatch_size: 1
 """
 FAKES = {
     "sbatch": """#!/bin/bash
-case " $* " in *" --test-only "*) exit 0 ;; esac
+case " $* " in *" --test-only "*)
+  [ -e "$FAKE/too-large" ] || exit 0
+  echo "allocation failure: Requested node configuration is not available" >&2; exit 1 ;;
+esac
 printf '%s\\n' "$@" "" >> "$FAKE/asked"
 env | sort > "$FAKE/environment"
 count=$(grep -c -- --parsable "$FAKE/asked")
@@ -252,6 +258,7 @@ if [ -e "$FAKE/refuse" ] && [ "$count" -ge 2 ]; then echo "sbatch: error: QOSMax
 echo $((100 + count))
 """,
     "squeue": """#!/bin/bash
+[ -z "$SQUEUE_STATES" ] || exit 0
 [ ! -e "$FAKE/queue" ] || cat "$FAKE/queue"
 """,
     "scontrol": """#!/bin/bash
@@ -358,6 +365,76 @@ def test_a_refused_submission_says_what_is_queued_and_the_rest_is_queued_by_the_
     (fake_slurm / "queue").write_text("".join(f"101_{i} PENDING\n" for i in range(4)))
     invoke()
     assert option(submitted(fake_slurm)[2], "array") == "0-1"
+
+
+def test_a_comparison_waits_also_for_what_an_earlier_launch_still_runs(fake_slurm: Path) -> None:
+    invoke()
+    (fake_slurm / "queue").write_text("101_1 RUNNING\n101_3 PENDING\n102 PENDING\n")
+    invoke()
+    assert option(submitted(fake_slurm)[3], "dependency") == "afterany:103:101"
+    assert (fake_slurm / "cancelled").read_text() == "102\n"
+
+
+def test_a_refused_comparison_is_queued_by_the_same_command(fake_slurm: Path) -> None:
+    from olmo_ext.errors import WorkError
+
+    (fake_slurm / "refuse").touch()
+    assert "the comparison is not; the same command again" in invoke(fails=WorkError)
+    (fake_slurm / "refuse").unlink()
+    queue = "".join(f"101_{i} PENDING\n" for i in range(6))
+    (fake_slurm / "queue").write_text(queue)
+    assert "--dependency=afterany:101" in invoke("--dry-run")
+    invoke()
+    assert len(submitted(fake_slurm)) == 3 and option(submitted(fake_slurm)[2], "dependency") == "afterany:101"
+    (fake_slurm / "queue").write_text(queue + "103 PENDING\n")
+    invoke()
+    assert len(submitted(fake_slurm)) == 3
+
+
+def test_a_partition_that_only_the_comparison_lacks_is_refused_before_anything_is_queued(
+    fake_slurm: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "slurm").mkdir()
+    (tmp_path / "slurm" / "site.env").write_text("SBATCH_PARTITION_CPU=cpux\n")
+    assert "SBATCH_PARTITION_CPU): no partition 'cpux'" in invoke(fails=InputError)
+    assert not submitted(fake_slurm) and not (tmp_path / "runs").exists()
+    invoke("--no-compare")
+    assert len(submitted(fake_slurm)) == 1
+
+
+def test_a_node_that_the_cluster_does_not_have_is_refused_with_what_was_asked_for(fake_slurm: Path) -> None:
+    (fake_slurm / "too-large").touch()
+    message = invoke(fails=InputError)
+    assert "--gpus-per-node=8 --cpus-per-task=112" in message and "slurm/nodes.yaml" in message
+
+
+@pytest.mark.parametrize("name", ["SQUEUE_STATES", "SINFO_PARTITION", "SCANCEL_STATE", "SLURM_CLUSTERS", "SBATCH_QOS"])
+def test_habits_in_the_environment_do_not_change_what_slurm_answers(
+    fake_slurm: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    invoke()
+    (fake_slurm / "queue").write_text("".join(f"101_{i} PENDING\n" for i in range(6)) + "102 PENDING\n")
+    monkeypatch.setenv(name, "RUNNING")
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
+    assert name not in client_environment() and "SLURM_CONF" in client_environment()
+    invoke()
+    assert len(submitted(fake_slurm)) == 2
+
+
+def test_of_two_launches_at_the_same_time_one_queues(fake_slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from olmo_ext.launch import slurm
+
+    @contextlib.contextmanager
+    def late(directory: Path) -> Iterator[None]:
+        """The lock is free again after another launch, which has queued a run."""
+        directory.mkdir(parents=True)
+        record_submission(directory, {"kind": "runs", "job": "55", "runs": ["learning_rate0.001-s1"]})
+        (fake_slurm / "queue").write_text("55_0 PENDING\n")
+        yield
+
+    monkeypatch.setattr(slurm, "sweep_lock", late)
+    assert "has just been queued as 55_0" in invoke(fails=InputError)
+    assert not submitted(fake_slurm)
 
 
 def test_a_changed_yaml_is_refused_while_the_run_is_queued(fake_slurm: Path, tmp_path: Path) -> None:
