@@ -118,7 +118,7 @@ def main() -> int:
         print(json.dumps({"measured": measure(arguments.case)}))
         return 0
     from olmo_ext.quantities import format_bytes
-    from olmo_ext.shapes.memory import estimate_memory
+    from olmo_ext.shapes.memory import StepSettings, estimate_memory
 
     worst = 0.0
     print(f"{'case':34} {'measured':>10} {'estimate':>10} {'off':>7}   activations / logits of the estimate")
@@ -133,9 +133,8 @@ def main() -> int:
             return 1
         measured = json.loads(output.stdout.splitlines()[-1])["measured"]
         config, checkpointing = run_config(case)
-        estimate = estimate_memory(
-            config.shape, config.counts, micro_batch=MICRO_BATCH, precision="fp32", checkpointing=checkpointing
-        )
+        settings = StepSettings(precision="fp32", checkpointing=checkpointing)
+        estimate = estimate_memory(config.shape, config.counts, settings, micro_batch=MICRO_BATCH)
         off = estimate.total / measured - 1
         worst = max(worst, abs(off))
         parts = f"{format_bytes(estimate.activations)} / {format_bytes(estimate.logits)}"

@@ -26,7 +26,7 @@ from olmo_ext.errors import InputError
 from olmo_ext.nodes import Node
 from olmo_ext.quantities import format_bytes
 from olmo_ext.schedule import batch_per_rank
-from olmo_ext.shapes.memory import MemoryEstimate, estimate_memory, largest_micro_batch
+from olmo_ext.shapes.memory import MemoryEstimate, StepSettings, estimate_memory, largest_micro_batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,16 +64,14 @@ def node_settings(config: RunConfig, placement: Placement) -> Mapping[str, Any]:
     tried: list[tuple[str, str | None]] = [("ddp", None)] if world == 1 else [("ddp", None), ("fsdp", None)]
     tried += [(strategy, "whole_layer") for strategy, _ in tried]
     for strategy, checkpointing in tried:
-        micro_batch = largest_micro_batch(
-            config.shape,
-            config.counts,
-            memory=placement.node.gpu.usable_memory,
-            per_device=per_device,
+        step = StepSettings(
             strategy=strategy,
             num_devices=world,
             checkpointing=checkpointing,
             z_loss=bool(values["softmax_auxiliary_loss"]),
         )
+        memory = placement.node.gpu.usable_memory
+        micro_batch = largest_micro_batch(config.shape, config.counts, step, memory=memory, per_device=per_device)
         if micro_batch:
             break
     else:
@@ -101,16 +99,15 @@ def estimate(config: RunConfig, placement: Placement) -> MemoryEstimate:
     """Memory per GPU of a config as it will really run."""
     values = config.values
     per_device = batch_per_rank(values, placement.world_size)
-    return estimate_memory(
-        config.shape,
-        config.counts,
-        micro_batch=min(values["device_train_microbatch_size"], per_device),
+    step = StepSettings(
         precision=values["precision"],
         strategy=values["distributed_strategy"],
         num_devices=placement.world_size,
         checkpointing=values["activation_checkpointing"],
         z_loss=bool(values["softmax_auxiliary_loss"]),
     )
+    micro_batch = min(values["device_train_microbatch_size"], per_device)
+    return estimate_memory(config.shape, config.counts, step, micro_batch=micro_batch)
 
 
 def describe(config: RunConfig, placement: Placement) -> str:

@@ -94,6 +94,10 @@ class LayerCounts:
     attention: int
     ffn: int
     norm: int
+    waiting: int
+    """Parameters, norms included, of the sub-MLPs with an update period above 1: gradients of several steps are summed
+    for them."""
+
     mixing_flops: float
     mixing_flops_causal: float
     cache_elements: int
@@ -118,17 +122,19 @@ def count_layer(layer: LayerShape, shape: ModelShape) -> LayerCounts:
     attention_matrices, _ = _size(attention_type.matrices(d_model, mixer))
     attention = attention_matrices + attention_type.vector_parameters(d_model, mixer)
     attention += attention_type.bias_parameters(d_model, mixer, include_bias=shape.include_bias)
-    ffn_matrices = ffn = 0
+    per_feature = int(shape.layer_norm_with_affine) * (1 + int(shape.bias_for_layer_norm))
+    ffn_matrices = ffn = waiting = 0
     attention_activations = attention_type.activation_elements(d_model, mixer)
     if shape.attention_layer_norm:
         attention_activations += attention_type.qk_norm_features(mixer)
     ffn_activations = 0
-    for d_ff in spec.d_ff:
+    for d_ff, period in zip(spec.d_ff, ffn_type.update_periods(spec), strict=True):
         matrices, outputs = _size(ffn_type.matrices(d_model, d_ff, spec))
+        parameters = matrices + bias * outputs + ffn_type.vector_parameters(d_model, d_ff, spec)
         ffn_matrices += matrices
-        ffn += matrices + bias * outputs + ffn_type.vector_parameters(d_model, d_ff, spec)
+        ffn += parameters
+        waiting += parameters + d_model * per_feature if period > 1 else 0
         ffn_activations += ffn_type.activation_elements(d_model, d_ff, spec)
-    per_feature = int(shape.layer_norm_with_affine) * (1 + int(shape.bias_for_layer_norm))
     norm = ((1 + spec.num_sub_mlps) * d_model + attention_type.norm_features(d_model, mixer)) * per_feature
     if shape.attention_layer_norm and shape.attention_layer_norm_with_affine:
         norm += attention_type.qk_norm_features(mixer) * (1 + int(shape.bias_for_layer_norm))
@@ -139,6 +145,7 @@ def count_layer(layer: LayerShape, shape: ModelShape) -> LayerCounts:
         attention=attention,
         ffn=ffn,
         norm=norm,
+        waiting=waiting,
         mixing_flops=attention_type.mixing_flops(d_model, mixer, length),
         mixing_flops_causal=attention_type.mixing_flops(d_model, mixer, length, causal=True),
         cache_elements=attention_type.cache_elements_per_token(mixer),

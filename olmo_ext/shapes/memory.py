@@ -1,6 +1,7 @@
 """Memory of a training step on one device, from the shape alone.
 
-What is counted: fp32 weights, gradients and both AdamW moments as OLMo keeps them; what the layers save for the
+What is counted: fp32 weights, gradients and both AdamW moments as OLMo keeps them, and the gradients that levels with
+an update period sum (`olmo_ext.training.update_periods`); what the layers save for the
 backward pass; the logits and their copies in OLMo's loss; and what the strategy adds. The estimate is for a step in the
 middle of gradient accumulation, when gradients already exist. Attention is taken as fused (SDPA or flash: no score
 matrix). Checked against measured peaks in `benchmarks/memory_estimate.py`.
@@ -46,12 +47,36 @@ CHECKPOINTED_LAYERS = {
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepSettings:
+    """How a step runs, as far as its memory depends on it."""
+
+    precision: str | None = "amp_bf16"
+    strategy: str | None = None
+    """`ddp`, `fsdp` (weights, gradients and moments sharded over all devices) or None for one device."""
+
+    num_devices: int = 1
+    checkpointing: str | None = None
+    z_loss: bool = True
+    sharding: str = "FULL_SHARD"
+    """FSDP's strategy; all but FULL_SHARD and NO_SHARD are taken as SHARD_GRAD_OP, which keeps every gathered weight
+    until its backward pass."""
+
+    @property
+    def num_shards(self) -> int:
+        sharded = self.strategy == "fsdp" and self.sharding != "NO_SHARD"
+        return self.num_devices if sharded else 1
+
+
+@dataclass(frozen=True, kw_only=True)
 class MemoryEstimate:
     """Bytes per device at the peak of a step."""
 
     weights: int
     gradients: int
     moments: int
+    sums: int
+    """Summed gradients of the levels that are not updated in every step."""
+
     copies: int
     """Autocast copies of the weights; DDP's reduction buckets; FSDP's gathered layers."""
 
@@ -71,7 +96,7 @@ class MemoryEstimate:
 
     @property
     def fixed(self) -> int:
-        return self.weights + self.gradients + self.moments + self.copies
+        return self.weights + self.gradients + self.moments + self.sums + self.copies
 
     @property
     def total(self) -> int:
@@ -129,46 +154,35 @@ def activation_bytes_per_token(
 
 
 def estimate_memory(
-    shape: ModelShape,
-    counts: ShapeCounts,
-    *,
-    micro_batch: int,
-    precision: str | None = "amp_bf16",
-    strategy: str | None = None,
-    num_devices: int = 1,
-    checkpointing: str | None = None,
-    z_loss: bool = True,
-    sharding: str = "FULL_SHARD",
+    shape: ModelShape, counts: ShapeCounts, settings: StepSettings, *, micro_batch: int
 ) -> MemoryEstimate:
-    """Bytes per device at the peak of a training step.
-
-    :param strategy: `ddp`, `fsdp` (weights, gradients and moments sharded over all devices) or None for one device.
-    :param sharding: FSDP's strategy; all but FULL_SHARD and NO_SHARD are taken as SHARD_GRAD_OP, which keeps every
-        gathered weight until its backward pass.
-    """
-    kind = _kind(precision)
-    sharded = strategy == "fsdp" and num_devices > 1 and sharding != "NO_SHARD"
-    share = num_devices if sharded else 1
+    """Bytes per device at the peak of a training step."""
+    kind = _kind(settings.precision)
+    share = settings.num_shards
     parameters = counts.total
+    layers = count_layers(shape)
     head = shape.embedding_size * shape.d_model
     copies = 0.0
-    if sharded:
+    if share > 1:
         # Two layers are gathered at a time (the running one and the next), and the root: embeddings and head.
-        per_layer = max(layer.attention + layer.ffn + layer.norm for layer in count_layers(shape))
-        gathered = 2 * per_layer + counts.embedding + counts.head if sharding == "FULL_SHARD" else parameters
-        copies = gathered * (2.0 if kind == "amp" else 4.0)
+        per_layer = max(layer.attention + layer.ffn + layer.norm for layer in layers)
+        gathered = 2 * per_layer + counts.embedding + counts.head
+        copies = (gathered if settings.sharding == "FULL_SHARD" else parameters) * (2.0 if kind == "amp" else 4.0)
     else:
         if kind == "amp":
             copies += 2.0 * (counts.non_embedding + head)
-        if strategy == "ddp" and num_devices > 1:
+        if settings.strategy == "ddp" and settings.num_devices > 1:
             copies += 4.0 * parameters
     tokens = micro_batch * shape.max_sequence_length
-    kept, recomputed = activation_bytes_per_token(shape, precision=precision, checkpointing=checkpointing)
-    per_logit = (LOGIT_BYTES if z_loss else LOGIT_BYTES_WITHOUT_Z_LOSS)[kind]
+    kept, recomputed = activation_bytes_per_token(
+        shape, precision=settings.precision, checkpointing=settings.checkpointing
+    )
+    per_logit = (LOGIT_BYTES if settings.z_loss else LOGIT_BYTES_WITHOUT_Z_LOSS)[kind]
     return MemoryEstimate(
         weights=4 * parameters // share,
         gradients=4 * parameters // share,
         moments=8 * parameters // share,
+        sums=4 * sum(layer.waiting for layer in layers) // share,
         copies=round(copies),
         activations=round(tokens * kept),
         recomputed=round(tokens * recomputed),
@@ -180,31 +194,11 @@ def estimate_memory(
 
 
 def largest_micro_batch(
-    shape: ModelShape,
-    counts: ShapeCounts,
-    *,
-    memory: int,
-    per_device: int,
-    precision: str | None = "amp_bf16",
-    strategy: str | None = None,
-    num_devices: int = 1,
-    checkpointing: str | None = None,
-    z_loss: bool = True,
-    sharding: str = "FULL_SHARD",
+    shape: ModelShape, counts: ShapeCounts, settings: StepSettings, *, memory: int, per_device: int
 ) -> int:
     """The largest divisor of the device's batch whose step fits into `memory` bytes; 0 if one sequence does not."""
     for micro_batch in sorted((n for n in range(1, per_device + 1) if per_device % n == 0), reverse=True):
-        estimate = estimate_memory(
-            shape,
-            counts,
-            micro_batch=micro_batch,
-            precision=precision,
-            strategy=strategy,
-            num_devices=num_devices,
-            checkpointing=checkpointing,
-            z_loss=z_loss,
-            sharding=sharding,
-        )
+        estimate = estimate_memory(shape, counts, settings, micro_batch=micro_batch)
         if estimate.total <= memory * USABLE:
             return micro_batch
     return 0

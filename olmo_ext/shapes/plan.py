@@ -11,7 +11,7 @@ from olmo_ext.errors import InputError
 from olmo_ext.nodes import Node
 from olmo_ext.schedule import RunLength, batch_per_rank, learning_rate_warnings, run_length
 from olmo_ext.shapes.learning_rate import LearningRates, learning_rates
-from olmo_ext.shapes.memory import MemoryEstimate, estimate_memory, largest_micro_batch
+from olmo_ext.shapes.memory import MemoryEstimate, StepSettings, estimate_memory, largest_micro_batch
 from olmo_ext.shapes.model import ModelShape
 from olmo_ext.shapes.resolve import resolution_notes
 
@@ -152,19 +152,19 @@ def _memory_plans(
         ways.append(values["activation_checkpointing"])
     plans = []
     for checkpointing in ways:
-        settings: dict[str, Any] = {
-            "precision": values["precision"],
-            "strategy": strategy,
-            "num_devices": machine.num_gpus,
-            "checkpointing": checkpointing,
-            "z_loss": values["softmax_auxiliary_loss"],
-            "sharding": (values["fsdp"] or {}).get("sharding_strategy", "FULL_SHARD"),
-        }
+        settings = StepSettings(
+            precision=values["precision"],
+            strategy=strategy,
+            num_devices=machine.num_gpus,
+            checkpointing=checkpointing,
+            z_loss=bool(values["softmax_auxiliary_loss"]),
+            sharding=(values["fsdp"] or {}).get("sharding_strategy", "FULL_SHARD"),
+        )
         largest = None
         if machine.node is not None:
             memory = machine.node.gpu.usable_memory
-            largest = largest_micro_batch(config.shape, config.counts, memory=memory, per_device=per_device, **settings)
-        estimate = estimate_memory(config.shape, config.counts, micro_batch=micro_batch, **settings)
+            largest = largest_micro_batch(config.shape, config.counts, settings, memory=memory, per_device=per_device)
+        estimate = estimate_memory(config.shape, config.counts, settings, micro_batch=micro_batch)
         plans.append(MemoryPlan(checkpointing=checkpointing, estimate=estimate, largest_micro_batch=largest))
     return tuple(plans)
 

@@ -182,11 +182,10 @@ def render(plan: RunPlan, *, said: Sequence[str] = ()) -> list[str]:
 def _memory_lines(plan: RunPlan) -> list[str]:
     first = plan.memory[0].estimate
     where = f"{plan.machine.num_gpus} devices, {plan.strategy}" if plan.strategy else "one device"
-    lines = [
-        f"  memory      {format_bytes(first.fixed)} fixed (weights {format_bytes(first.weights)}, gradients "
-        f"{format_bytes(first.gradients)}, moments {format_bytes(first.moments)}, copies {format_bytes(first.copies)}; "
-        f"{where}, {plan.config.values['precision'] or 'fp32'})"
-    ]
+    parts = ["weights", "gradients", "moments", *(["sums"] if first.sums else []), "copies"]
+    fixed = ", ".join(f"{name} {format_bytes(getattr(first, name))}" for name in parts)
+    precision = plan.config.values["precision"] or "fp32"
+    lines = [f"  memory      {format_bytes(first.fixed)} fixed ({fixed}; {where}, {precision})"]
     for way in plan.memory:
         kept = "all activations" if way.checkpointing is None else way.checkpointing
         fits = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from olmo_ext.config import load_run_config
-from olmo_ext.shapes.memory import CHECKPOINTED_LAYERS, estimate_memory, largest_micro_batch
+from olmo_ext.shapes.memory import CHECKPOINTED_LAYERS, StepSettings, estimate_memory, largest_micro_batch
 
 
 def estimate(checkpointing=None, micro_batch=2, **settings):
@@ -17,15 +17,28 @@ def estimate(checkpointing=None, micro_batch=2, **settings):
             }
         }
     )  # fmt: skip
-    total = config.counts.total
-    return total, estimate_memory(
-        config.shape, config.counts, micro_batch=micro_batch, checkpointing=checkpointing, **settings
-    )
+    step = StepSettings(checkpointing=checkpointing, **settings)
+    return config.counts.total, estimate_memory(config.shape, config.counts, step, micro_batch=micro_batch)
 
 
 def test_fixed_parts_are_four_bytes_of_weight_and_gradient_and_eight_of_moments():
     total, found = estimate(precision="fp32")
     assert (found.weights, found.gradients, found.moments, found.copies) == (4 * total, 4 * total, 8 * total, 0)
+
+
+def test_sums_of_slow_levels_are_fixed_memory_and_are_sharded_like_the_rest():
+    model = {"d_model": 64, "n_layers": 3, "n_heads": 4, "include_bias": False}
+    ffn = {"type": "hope", "d_ff": [32, 16], "update_periods": [1, 4]}
+    found = {}
+    for name, periods in (("slow", [1, 4]), ("even", [1, 1])):
+        config = load_run_config({"model": {**model, "ffn": {**ffn, "num_sub_mlps": 2, "update_periods": periods}}})
+        for devices in (1, 4):
+            step = StepSettings(precision="fp32", strategy="fsdp", num_devices=devices)
+            found[name, devices] = estimate_memory(config.shape, config.counts, step, micro_batch=1)
+    # SwiGLU of width 16 and its norm's 64 weights.
+    assert found["slow", 1].sums == 4 * 3 * (3 * 64 * 16 + 64) and found["even", 1].sums == 0
+    assert found["slow", 4].sums == found["slow", 1].sums // 4
+    assert found["slow", 1].total - found["even", 1].total == found["slow", 1].sums
 
 
 def test_ddp_adds_its_buckets_and_fsdp_divides_what_it_shards():
@@ -65,8 +78,11 @@ def test_the_strategies_recompute_the_layers_that_olmo_recomputes():
 def test_the_largest_micro_batch_fits_and_the_next_does_not():
     config = load_run_config({"model": {"rope": True}})
     memory = 40 * 10**9
-    found = largest_micro_batch(config.shape, config.counts, memory=memory, per_device=512)
+    step = StepSettings()
+    found = largest_micro_batch(config.shape, config.counts, step, memory=memory, per_device=512)
     assert found > 1
-    sizes = {size: estimate_memory(config.shape, config.counts, micro_batch=size).total for size in (found, 2 * found)}
+    sizes = {
+        size: estimate_memory(config.shape, config.counts, step, micro_batch=size).total for size in (found, 2 * found)
+    }
     assert sizes[found] <= 0.92 * memory < sizes[2 * found]
-    assert largest_micro_batch(config.shape, config.counts, memory=10**9, per_device=512) == 0
+    assert largest_micro_batch(config.shape, config.counts, step, memory=10**9, per_device=512) == 0

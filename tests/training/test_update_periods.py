@@ -85,6 +85,28 @@ def test_a_level_takes_adamws_step_on_the_mean_of_its_gradients_when_its_period_
     assert {int(optimizer.state[p]["step"]) for p in names.values()} == {13, 4, 3}
 
 
+@pytest.mark.parametrize(
+    "overrides", [(), ("model.include_bias=true",), ("model.ffn.update_periods=[5,1,2]", "model.ffn.d_ff=[16,8,24]")]
+)
+def test_the_planned_memory_of_weights_moments_and_sums_is_what_the_optimizer_holds(config, overrides):
+    from olmo_ext.shapes.memory import StepSettings, estimate_memory
+
+    model, optimizer, resolved = small_model(config, *overrides)
+    for step in range(1, 3):
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.clip_grads_and_collect_metrics(step, collect_param_metrics=False)
+        optimizer.step()
+    held = dict.fromkeys(("exp_avg", "exp_avg_sq", "grad_sum"), 0)
+    for state in optimizer.state.values():
+        for name in held.keys() & state.keys():
+            held[name] += state[name].numel() * state[name].element_size()
+    planned = estimate_memory(resolved.shape, resolved.counts, StepSettings(precision="fp32"), micro_batch=1)
+    assert held["grad_sum"] == planned.sums > 0
+    assert held["exp_avg"] + held["exp_avg_sq"] == planned.moments
+    assert sum(p.numel() * p.element_size() for p in model.parameters()) == planned.weights
+
+
 def test_the_sums_of_a_period_are_reported(config):
     model, optimizer, _ = small_model(config)
     for step in range(1, 5):
