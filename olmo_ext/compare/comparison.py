@@ -1,11 +1,10 @@
-"""The whole comparison of a sweep as plain data; terminal, JSON and HTML show it, none of them computes."""
+"""Comparing a sweep: every group with its baseline, then what all together say."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,17 @@ import numpy as np
 
 from olmo_ext.compare import comparable, documents
 from olmo_ext.compare.collect import Run, Sweep, validation_metric
-from olmo_ext.compare.downstream import DownstreamScore, downstream_scores
+from olmo_ext.compare.downstream import downstream_scores
 from olmo_ext.compare.features import Features, features
-from olmo_ext.compare.paper import PaperRow, paper_rows
-from olmo_ext.compare.scaling import ScalingResult, fit_scaling
+from olmo_ext.compare.group import GroupResult
+from olmo_ext.compare.outcome import Comparison
+from olmo_ext.compare.paper import paper_rows
+from olmo_ext.compare.scaling import fit_scaling
 from olmo_ext.compare.statistics import Difference, holm, paired_difference, seeds_needed
+from olmo_ext.compare.verdict import notes, verdict
 from olmo_ext.compare.views import (
     AXES,
     LearningRateRow,
-    SpeedUp,
-    View,
     curves_by_seed,
     equal_budget,
     learning_rate_axis,
@@ -33,103 +33,6 @@ from olmo_ext.errors import InputError
 
 SAME_SIZE = 0.05
 """Two groups this close in non-embedding parameters are of one size when a sweep has a baseline per size."""
-
-
-@dataclass(kw_only=True)
-class GroupResult:
-    """One row of the table."""
-
-    name: str
-    runs: list[Run] = field(repr=False)
-    features: Features
-    baseline: str | None
-    """The group it is compared with; none for a baseline itself."""
-
-    tokens: int = 0
-    """Tokens at the last evaluation of the finished runs."""
-
-    total_flops: float = 0.0
-    losses: dict[int | None, float] = field(default_factory=dict)
-    """Seed -> final validation loss of the finished runs."""
-
-    tokens_per_second: float | None = None
-    blocking: list[str] = field(default_factory=list)
-    """Why its losses are not compared with the baseline's."""
-
-    same_training: bool = True
-    """Whether data, tokenizer and tokens seen are the baseline's, whatever the validation set says."""
-
-    remarks: list[str] = field(default_factory=list)
-    nats: Difference | None = None
-    perplexity: Difference | None = None
-    adjusted_p: float | None = None
-    """Holm's correction over all comparisons of the sweep."""
-
-    seeds_needed: int | None = None
-    views: dict[str, View] = field(default_factory=dict)
-    speed_up: SpeedUp | None = None
-    other_sets: dict[str, tuple[float, Difference | None]] = field(default_factory=dict)
-    """Validation set -> mean loss, difference to the baseline."""
-
-    size_change: float | None = None
-    """Non-embedding parameters relative to the baseline's, minus one."""
-
-    flops_change: float | None = None
-    """Training FLOPs per token relative to the baseline's, minus one."""
-
-    @property
-    def finished(self) -> list[Run]:
-        return [run for run in self.runs if run.finished]
-
-    @property
-    def loss(self) -> float | None:
-        """Mean over the seeds, nats."""
-        return sum(self.losses.values()) / len(self.losses) if self.losses else None
-
-    @property
-    def loss_deviation(self) -> float | None:
-        return float(np.std(list(self.losses.values()), ddof=1)) if len(self.losses) > 1 else None
-
-    @property
-    def ppl(self) -> float | None:
-        """Mean over the seeds of exp(loss)."""
-        return sum(map(math.exp, self.losses.values())) / len(self.losses) if self.losses else None
-
-    @property
-    def missing(self) -> list[Run]:
-        """Runs that were asked for and have not finished."""
-        return [run for run in self.runs if not run.finished]
-
-
-@dataclass(kw_only=True)
-class Comparison:
-    """All results of a sweep."""
-
-    sweep: Sweep
-    label: str | None
-    """The validation set that is compared."""
-
-    labels: list[str]
-    groups: list[GroupResult]
-    learning_rate_axis: str | None
-    learning_rates: list[LearningRateRow]
-    scaling: ScalingResult | None
-    paper: list[PaperRow]
-    downstream: list[DownstreamScore]
-    notes: list[str]
-    verdict: str = ""
-
-    @property
-    def comparisons(self) -> int:
-        """Differences with a p-value: what Holm's correction counts."""
-        return sum(1 for group in self.groups if group.nats is not None and group.nats.p_value is not None)
-
-    def group(self, name: str) -> GroupResult:
-        return next(group for group in self.groups if group.name == name)
-
-    @property
-    def unfinished(self) -> list[Run]:
-        return [run for group in self.groups for run in group.missing]
 
 
 def compare_sweep(sweep: Sweep, *, label: str | None = None, expected: Path | None = None) -> Comparison:
@@ -178,8 +81,6 @@ def compare_sweep(sweep: Sweep, *, label: str | None = None, expected: Path | No
         downstream=downstream,
         notes=[],
     )
-    from olmo_ext.compare.verdict import notes, verdict
-
     result.notes = notes(result)
     if expected is not None and not result.paper:
         result.notes.append(f"No figure of {expected} belongs to a group of this sweep.")

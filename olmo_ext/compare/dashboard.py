@@ -20,7 +20,7 @@ from olmo_ext.errors import InputError, WorkError
 from olmo_ext.training.wandb_settings import ID_FILE, has_key, server_url
 
 if TYPE_CHECKING:
-    from olmo_ext.compare.comparison import Comparison
+    from olmo_ext.compare.outcome import Comparison
 
 TRAIN_LOSS = "train/CrossEntropyLoss"
 TOKENS_PER_SECOND = "throughput/tokens_per_second"

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from olmo_ext.compare import words
 
 if TYPE_CHECKING:
-    from olmo_ext.compare.comparison import Comparison, GroupResult
+    from olmo_ext.compare.group import GroupResult
+    from olmo_ext.compare.outcome import Comparison
 
 
 def comparison_table(result: Comparison) -> str:

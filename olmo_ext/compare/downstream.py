@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from olmo_ext.compare.collect import Run
+from olmo_ext.compare.group import GroupResult
 from olmo_ext.compare.statistics import Difference, paired_difference
-
-if TYPE_CHECKING:
-    from olmo_ext.compare.comparison import GroupResult
 
 NEEDLE_KEYS = ("length", "depth")
 _IN_LOOP_METRICS = ("len_norm", "ce_loss", "pmi_dc", "acc", "f1", "bpb")

@@ -15,7 +15,8 @@ import numpy as np
 
 from olmo_ext.compare import words
 from olmo_ext.compare.collect import Series, validation_metric
-from olmo_ext.compare.comparison import Comparison, GroupResult
+from olmo_ext.compare.group import GroupResult
+from olmo_ext.compare.outcome import Comparison
 from olmo_ext.compare.report.axes import schedule_cells
 from olmo_ext.compare.report.heatmaps import QUANTITIES, layer_means, needle_scores
 from olmo_ext.compare.report.payload import emphasised, payload

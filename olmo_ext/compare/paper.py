@@ -19,17 +19,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
+from olmo_ext.compare.downstream import DownstreamScore
+from olmo_ext.compare.group import GroupResult
 from olmo_ext.compare.statistics import Difference
 from olmo_ext.errors import InputError
 from olmo_ext.quantities import format_count, parse_count
-
-if TYPE_CHECKING:
-    from olmo_ext.compare.comparison import GroupResult
-    from olmo_ext.compare.downstream import DownstreamScore
 
 TOKEN_TOLERANCE = 0.01
 REPRODUCED, CONTRADICTED, UNDECIDED, NOT_COMPARABLE = "reproduced", "contradicted", "undecided", "not comparable"

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from olmo_ext.compare import words
 from olmo_ext.compare.collect import Run, Sweep
-from olmo_ext.compare.comparison import Comparison, GroupResult
+from olmo_ext.compare.group import GroupResult
+from olmo_ext.compare.outcome import Comparison
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from olmo_ext.compare import words
+from olmo_ext.compare.group import GroupResult
+from olmo_ext.compare.outcome import Comparison
 from olmo_ext.compare.statistics import METHOD_DOCUMENTS, METHOD_SEEDS, Difference
-
-if TYPE_CHECKING:
-    from olmo_ext.compare.comparison import Comparison, GroupResult
 
 SURE = 0.05
 """Corrected p-value below which a difference is called one."""

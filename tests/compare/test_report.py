@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from olmo_ext.compare.collect import read_sweep
-from olmo_ext.compare.comparison import Comparison, compare_sweep
+from olmo_ext.compare.comparison import compare_sweep
+from olmo_ext.compare.outcome import Comparison
 from olmo_ext.compare.report.page import render, write_report
 from olmo_ext.compare.report.payload import emphasised
 from olmo_ext.compare.report.thinning import extremes, means

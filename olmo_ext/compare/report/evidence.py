@@ -7,7 +7,7 @@ from html import escape
 
 from olmo_ext.compare import words
 from olmo_ext.compare.collect import Run, validation_metric
-from olmo_ext.compare.comparison import Comparison
+from olmo_ext.compare.outcome import Comparison
 from olmo_ext.compare.paper import PaperRow
 from olmo_ext.compare.report.html import Html, items, section, table
 from olmo_ext.compare.report.sections import estimate

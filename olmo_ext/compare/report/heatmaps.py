@@ -7,7 +7,8 @@ from html import escape
 from typing import Any
 
 from olmo_ext.compare import words
-from olmo_ext.compare.comparison import Comparison, GroupResult
+from olmo_ext.compare.group import GroupResult
+from olmo_ext.compare.outcome import Comparison
 from olmo_ext.compare.report.html import Html, behind, section, table
 
 QUANTITIES = {

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from olmo_ext.compare import words
-from olmo_ext.compare.comparison import Comparison
+from olmo_ext.compare.outcome import Comparison
 from olmo_ext.compare.report import axes, evidence, sections
 from olmo_ext.compare.report.payload import payload
 from olmo_ext.compare.report.results import results_table

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from olmo_ext.compare.collect import TRAIN_LOSS, Run, Series, validation_metric
-from olmo_ext.compare.comparison import Comparison, GroupResult
+from olmo_ext.compare.group import GroupResult
+from olmo_ext.compare.outcome import Comparison
 from olmo_ext.compare.report.thinning import extremes, means
 
 MOST_BUCKETS = 133

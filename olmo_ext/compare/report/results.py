@@ -7,7 +7,8 @@ from html import escape
 
 from olmo_ext.compare import words
 from olmo_ext.compare.collect import Run
-from olmo_ext.compare.comparison import Comparison, GroupResult
+from olmo_ext.compare.group import GroupResult
+from olmo_ext.compare.outcome import Comparison
 from olmo_ext.compare.report.drawings import interval_glyph, interval_scale
 from olmo_ext.compare.report.html import Html, text
 from olmo_ext.compare.statistics import METHOD_DOCUMENTS, METHOD_SEEDS

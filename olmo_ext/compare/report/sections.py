@@ -8,7 +8,8 @@ import numpy as np
 
 from olmo_ext.compare import words
 from olmo_ext.compare.collect import TRAIN_LOSS, validation_metric
-from olmo_ext.compare.comparison import Comparison, GroupResult
+from olmo_ext.compare.group import GroupResult
+from olmo_ext.compare.outcome import Comparison
 from olmo_ext.compare.report.drawings import WIDTH, share_bar, silhouette
 from olmo_ext.compare.report.html import Html, behind, plot, section, table
 from olmo_ext.compare.statistics import Difference, interpolate
