@@ -30,12 +30,12 @@ def client_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name == "SLURM_CONF" or not name.startswith(FOREIGN)}
 
 
-def read_queue() -> dict[str, str] | None:
-    """Job, or `ARRAY_TASK` for an element, -> state of everything in the queue; None without a working Slurm."""
+def _squeue(field: str, *more: str) -> dict[str, str] | None:
+    """Job, or `ARRAY_TASK` for an element, -> a field of it; None without a working Slurm."""
     if shutil.which("squeue") is None:
         return None
     # --all: also partitions that are hidden from listings.
-    command = ["squeue", "--all", "--noheader", "--array", "--format=%i %T"]
+    command = ["squeue", "--all", "--noheader", "--array", f"--format=%i {field}", *more]
     try:
         answer = subprocess.run(
             command, capture_output=True, text=True, timeout=SLURM_SECONDS, env=client_environment(), check=False
@@ -44,7 +44,18 @@ def read_queue() -> dict[str, str] | None:
         return None
     if answer.returncode:
         return None
-    return {words[0]: words[1] for line in answer.stdout.splitlines() if len(words := line.split()) == 2}
+    rows = (line.strip().split(maxsplit=1) for line in answer.stdout.splitlines())
+    return {words[0]: words[1] for words in rows if len(words) == 2}
+
+
+def read_queue() -> dict[str, str] | None:
+    """Job, or `ARRAY_TASK` for an element, -> state of everything in the queue; None without a working Slurm."""
+    return _squeue("%T")
+
+
+def read_reasons() -> dict[str, str]:
+    """Job, or `ARRAY_TASK`, -> why Slurm does not start it, in Slurm's words, of everything that waits."""
+    return _squeue("%r", "--states=PENDING") or {}
 
 
 def record_submission(sweep_directory: Path, entry: dict[str, Any]) -> None:

@@ -38,6 +38,8 @@ class RunStatus:
     """Last lines of the log of a failed run."""
 
     job: str | None = None
+    waits_for: str = ""
+    """Why Slurm does not start a queued job yet, in its words: `Priority`, `PartitionTimeLimit`, `JobHeldUser`."""
 
 
 def _status_of(state: RunState, queued: Mapping[str, str] | None, job: str | None) -> str:
@@ -66,7 +68,11 @@ def _status_of(state: RunState, queued: Mapping[str, str] | None, job: str | Non
 
 
 def run_status(
-    directory: RunDirectory, *, queued: Mapping[str, str] | None = None, job: str | None = None
+    directory: RunDirectory,
+    *,
+    queued: Mapping[str, str] | None = None,
+    job: str | None = None,
+    reasons: Mapping[str, str] | None = None,
 ) -> RunStatus:
     """The status of one run."""
     state = directory.read_state()
@@ -88,6 +94,7 @@ def run_status(
         reason=state.reason if status in ("failed", "stopped", "requeued") else "",
         log=failure_lines(directory) if status == "failed" else (),
         job=job or state.slurm_job,
+        waits_for=(reasons or {}).get(job or state.slurm_job or "", "") if status in ("queued", "requeued") else "",
     )
 
 
@@ -116,13 +123,17 @@ def run_directories(path: Path) -> list[RunDirectory]:
 
 def sweep_status(path: Path) -> list[RunStatus]:
     """The status of every run under a sweep's folder."""
-    from olmo_ext.launch.slurm_queue import read_queue, submitted_jobs
+    from olmo_ext.launch.slurm_queue import read_queue, read_reasons, submitted_jobs
 
     jobs = submitted_jobs(path)
     directories = run_directories(path)
     states = [directory.read_state() for directory in directories]
     queue = read_queue() if jobs or any(state.slurm_job for state in states) else None
-    return [run_status(directory, queued=queue, job=jobs.get(directory.name)) for directory in directories]
+    ours = {job for job in (*jobs.values(), *(state.slurm_job for state in states)) if job}
+    reasons = read_reasons() if any((queue or {}).get(job) == "PENDING" for job in ours) else {}
+    return [
+        run_status(directory, queued=queue, job=jobs.get(directory.name), reasons=reasons) for directory in directories
+    ]
 
 
 def summary(statuses: Sequence[RunStatus]) -> str:
@@ -170,5 +181,8 @@ def print_status(statuses: Sequence[RunStatus]) -> None:
             console.print(f"{escape(run.name)}: {run.status}: {escape(run.reason)}")
         for line in run.log:
             console.print(f"    {escape(line)}", soft_wrap=True)
+    for reason in dict.fromkeys(run.waits_for for run in statuses if run.waits_for):
+        count = sum(run.waits_for == reason for run in statuses)
+        console.print(f"{count} {'waits' if count == 1 else 'wait'} in Slurm's queue: {escape(reason)}")
     now = datetime.datetime.now().strftime("%H:%M:%S")
     console.print(f"{summary(statuses)} ({now})")

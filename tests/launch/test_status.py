@@ -106,6 +106,32 @@ def test_a_table_shows_every_run_and_the_sums(tmp_path: Path) -> None:
     assert "3 runs: 1 done, 1 pending, 1 failed" in shown
 
 
+def test_what_waits_says_what_slurm_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    squeue = tmp_path / "bin" / "squeue"
+    squeue.parent.mkdir()
+    squeue.write_text(
+        "#!/bin/bash\n"
+        'case "$*" in\n'
+        "*%r*) echo '7_0 Priority'; echo '7_1 launch failed requeued held'; echo '7_2 Priority' ;;\n"
+        "*) for i in 0 1 2; do echo 7_$i PENDING; done; echo 7_3 RUNNING ;;\n"
+        "esac\n"
+    )
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{squeue.parent}:{os.environ['PATH']}")
+    sweep = tmp_path / "sweep"
+    for name in "abcd":
+        RunDirectory(sweep / name).write_config({})
+    (sweep / "slurm-jobs.jsonl").write_text(json.dumps({"kind": "runs", "job": "7", "runs": list("abcd")}))
+    assert [(run.status, run.waits_for) for run in sweep_status(sweep)] == [
+        ("queued", "Priority"),
+        ("queued", "launch failed requeued held"),
+        ("queued", "Priority"),
+        ("running", ""),
+    ]
+    shown = CliRunner().invoke(status_command, [str(sweep)]).output
+    assert "2 wait in Slurm's queue: Priority\n1 waits in Slurm's queue: launch failed requeued held\n" in shown
+
+
 def test_a_log_of_any_length_is_read_from_its_end(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"x" * 100_000 + b"\nlast \xff line\n\n")
