@@ -103,16 +103,22 @@ def train(
     with nullcontext(stop) if stop is not None else StopRequest() as stop:
         check_same_run(config, directory, extend=extend)
         if is_finished(config, directory):
+            return _nothing_to_do(directory, first=first)
+        from olmo_ext.training.distributed import agree, process_group
+        from olmo_ext.training.session import Session
+
+        holder: Any = only_one(directory) if first else nullcontext()
+        with holder:
             if first:
-                print(f"{directory.path}: done at step {directory.read_state().step}, nothing to do", flush=True)
-            return EXIT_DONE
-        return _train(config, directory=directory, stop=stop, progress=progress, first=first)
+                # Again, now that nobody else can change the folder: another process may have trained here meanwhile.
+                check_same_run(config, directory, extend=extend)
+            with process_group() as ranks:
+                if agree(is_finished(config, directory), ranks):
+                    return _nothing_to_do(directory, first=first)
+                return Session(config, directory=directory, stop=stop, ranks=ranks, progress=progress).run()
 
 
-def _train(config: RunConfig, *, directory: RunDirectory, stop: StopRequest, progress: bool | None, first: bool) -> int:
-    from olmo_ext.training.distributed import process_group
-    from olmo_ext.training.session import Session
-
-    holder: Any = only_one(directory) if first else nullcontext()
-    with holder, process_group() as ranks:
-        return Session(config, directory=directory, stop=stop, ranks=ranks, progress=progress).run()
+def _nothing_to_do(directory: RunDirectory, *, first: bool) -> int:
+    if first:
+        print(f"{directory.path}: done at step {directory.read_state().step}, nothing to do", flush=True)
+    return EXIT_DONE

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -278,3 +279,33 @@ def test_a_signal_before_the_first_step_loses_nothing(forked, config, tmp_path, 
         assert (state.status, state.step, state.attempt) == ("requeued", 0, attempt)
     assert forked(lambda: train(config(*OVERRIDES), run_directory=run)).code == 0
     same_checkpoint(straight / "checkpoints/step15", run / "checkpoints/step15")
+
+
+def test_a_process_that_starts_while_another_finishes_the_run_leaves_it_as_it_is(forked, config, tmp_path):
+    """Seen: importing torch takes seconds, the run was done by then, and its folder got one more, empty attempt."""
+    run = tmp_path / "run"
+
+    def late(*overrides: str) -> int:
+        import olmo_ext.training.run as module
+
+        only_one = module.only_one
+
+        @contextmanager
+        def after_another(directory: RunDirectory):
+            module.only_one = only_one
+            assert train(config("max_duration=2"), run_directory=run) == 0
+            (tmp_path / "metrics").write_bytes(directory.metrics_path.read_bytes())
+            with only_one(directory):
+                yield
+
+        module.only_one = after_another
+        return train(config("max_duration=2", *overrides), run_directory=run)
+
+    ended = forked(late)
+    assert ended.code == 0 and "done at step 2, nothing to do" in ended.output, ended.output
+    assert RunDirectory(run).metrics_path.read_bytes() == (tmp_path / "metrics").read_bytes()
+    assert RunDirectory(run).read_state().attempt == 1
+    shutil.rmtree(run)
+    other = forked(lambda: late("seed=4"))
+    assert other.code == 2 and "seed" in other.output, other.output
+    assert RunDirectory(run).read_state().status == "done"
