@@ -227,7 +227,7 @@ def _with_corpus(tree: dict[str, Any]) -> dict[str, Any]:
     corpus = data.get("corpus") if isinstance(data, dict) else None
     if corpus is None or is_null(corpus) or all(_is_set(tree, key) for key in CORPUS_KEYS):
         return tree
-    from olmo_ext.data.corpus import corpus_config
+    from olmo_ext.data.corpus_manifest import corpus_config
 
     return merge(corpus_config(Path(str(corpus))), tree)
 

@@ -252,7 +252,7 @@ def parse_token_set(text: str, *, vocab_size: int) -> TokenSet:
     if not equals:
         name, path = Path(text).stem, text
     if Path(path).is_dir():
-        from olmo_ext.data.corpus import read_manifest
+        from olmo_ext.data.corpus_manifest import read_manifest
 
         manifest = read_manifest(path)
         split = "validation" if "validation" in manifest.splits else "train"

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from olmo_ext.data.corpus import build_corpus, corpus_config, read_manifest
+from olmo_ext.data.corpus import build_corpus
 from olmo_ext.data.corpus_command import corpus
+from olmo_ext.data.corpus_manifest import corpus_config, read_manifest
 from olmo_ext.data.corpus_sources import EmbeddedSource, FileSource
 from olmo_ext.data.tokenizer import load_tokenizer
 from olmo_ext.errors import InputError
