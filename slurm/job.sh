@@ -26,6 +26,8 @@ prepare_shell() {
   LANG=${LANG:-C.UTF-8}
   PATH=${PATH:-/usr/local/bin:/usr/bin:/bin}
   export HOME USER LANG PATH
+  # Not under `set -u`: a site's own scripts, and those of modules, read variables that --export=NONE has left unset.
+  set +u
   set -a
   # shellcheck source=/dev/null
   [ ! -r "$folder/environment.sh" ] || . "$folder/environment.sh"
@@ -38,6 +40,7 @@ prepare_shell() {
     # shellcheck disable=SC2086
     module load $MODULES || stop "module load $MODULES failed: see MODULES in site.env"
   fi
+  set -u
   if [ -z "${PYTHON:-}" ]; then
     PYTHON=${OLMO_EXT_PYTHON:-$SLURM_SUBMIT_DIR/.venv/bin/python}
     [ -n "${OLMO_EXT_PYTHON:-}" ] || [ -x "$PYTHON" ] || PYTHON=python3

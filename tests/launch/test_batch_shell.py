@@ -48,7 +48,7 @@ esac
 class Shell:
     """A job's batch shell."""
 
-    def __init__(self, folder: Path, script: str, *arguments: str, **environment: str) -> None:
+    def __init__(self, folder: Path, script: str, *arguments: str, site: str = "", **environment: str) -> None:
         self.folder = folder
         launched = folder / "launched"
         (launched / "code" / "olmo_ext").mkdir(parents=True)
@@ -58,6 +58,7 @@ class Shell:
             (folder / name).write_text(text)
             (folder / name).chmod(0o755)
         (launched / "environment.sh").write_text(f"PATH={folder}:$PATH\nOLMO_EXT_PYTHON={folder}/python\n")
+        (launched / "site.env").write_text(site)
         job = {
             "SLURM_JOB_ID": "107",
             "SLURM_ARRAY_JOB_ID": "100",
@@ -167,6 +168,25 @@ def test_srun_is_told_the_nodes_and_the_cpus_that_steps_do_not_inherit(
     ]
     assert asked[asked.index("--addresses") + 1].split(",") == ["127.0.0.1"] * int(nodes)
     assert not any(line.startswith("SLURM_EXPORT_ENV=") for line in one.lines("environment"))
+
+
+SITE = """
+LD_LIBRARY_PATH=/site/lib:$LD_LIBRARY_PATH
+module() { [ -z "$LMOD_HUSH" ] && [ "$1 $2 $3" = "load cuda/12.8 gcc" ] && export LOADED="$2 $3"; }
+MODULES="cuda/12.8 gcc"
+"""
+
+
+def test_a_sites_scripts_may_read_what_an_empty_environment_lacks(shell: Callable[..., Shell]) -> None:
+    one = shell("b200.sbatch", site=SITE)
+    one.finish()
+    assert {"LD_LIBRARY_PATH=/site/lib:", "LOADED=cuda/12.8 gcc"} <= set(one.lines("environment"))
+
+
+def test_a_module_that_cannot_be_loaded_stops_the_job(shell: Callable[..., Shell]) -> None:
+    one = shell("b200.sbatch", site=SITE.replace('gcc"\n', 'gcc-99"\n'))
+    assert one.finish() == 1
+    assert not one.lines("asked")
 
 
 def test_a_job_without_cpus_per_task_stops(shell: Callable[..., Shell]) -> None:
