@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from olmo_ext.blocks.registry import FFNType, Matrix, register_ffn
+from olmo_ext.blocks.registry import ExportedModule, FFNType, Matrix, register_ffn
 from olmo_ext.shapes.model import FFNSpec
 
 ACTIVATIONS = ("swiglu", "gelu", "relu")
@@ -35,6 +35,16 @@ class MLPType(FFNType):
     def activation_elements(self, d_model: int, d_ff: int, spec: FFNSpec) -> int:
         # SwiGLU keeps both branches, SiLU(gate) and their product; GELU its input and output; ReLU its output.
         return {"swiglu": 4, "gelu": 2, "relu": 1}[spec.activation] * d_ff
+
+    def exported_modules(self, d_ff: int, spec: FFNSpec) -> list[ExportedModule] | None:
+        # Swapped halves would load without a message and be wrong.
+        first: tuple[tuple[str, int | None], ...] = (("up_proj", d_ff),)
+        if spec.activation == "swiglu":
+            first += (("gate_proj", d_ff),)
+        return [ExportedModule("ff_proj", first), ExportedModule.whole("ff_out", "down_proj")]
+
+    def exported_config(self, spec: FFNSpec) -> dict[str, Any]:
+        return {"mlp_type": spec.activation, "parallel_sub_mlps": self.is_parallel(spec)}
 
     def build(self, d_model: int, d_ff: int, spec: FFNSpec, config: Any) -> Any:
         from olmo_ext.blocks.modules.ffn import MLP

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from olmo_ext.blocks.registry import Matrix, register_attention
-from olmo_ext.blocks.softmax import SoftmaxAttentionType
+from olmo_ext.blocks.registry import ExportedModule, Matrix, register_attention
+from olmo_ext.blocks.softmax import SoftmaxAttentionType, exported_heads
 from olmo_ext.shapes.model import AttentionSpec
 
 GATES = ("elementwise", "headwise")
@@ -45,6 +45,14 @@ class GatedAttentionType(SoftmaxAttentionType):
     def activation_elements(self, d_model: int, spec: AttentionSpec) -> int:
         # Beside softmax attention's: the gate after its sigmoid, and the gated output.
         return super().activation_elements(d_model, spec) + gate_width(spec) + spec.width
+
+    def exported_modules(self, spec: AttentionSpec) -> list[ExportedModule] | None:
+        return [*exported_heads(spec), ExportedModule.whole("attn_out", "o_proj"), ExportedModule.whole("gate_proj")]
+
+    def exported_config(self, spec: AttentionSpec) -> dict[str, Any]:
+        options = {**self.options, **spec.options}
+        gate = {"attention_gate": options["gate"], "gate_scale": options["gate_scale"]}
+        return {"attention_types": "gated", **gate}
 
     def build(self, d_model: int, spec: AttentionSpec, config: Any, layer_id: int, cache: Any) -> Any:
         from olmo_ext.blocks.modules.attention import GatedAttention

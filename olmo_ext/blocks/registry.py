@@ -15,6 +15,7 @@ from __future__ import annotations
 import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 from olmo_ext.errors import InputError
@@ -22,6 +23,21 @@ from olmo_ext.shapes.model import AttentionSpec, FFNSpec
 
 Matrix = tuple[int, int]
 """Rows (outputs) and columns (inputs) of one weight matrix applied once per token."""
+
+
+@dataclass(frozen=True)
+class ExportedModule:
+    """One module of a layer and what holds its weights in an exported Hugging Face model."""
+
+    ours: str
+    """Its name in the mixer, or in a sub-MLP."""
+
+    theirs: tuple[tuple[str, int | None], ...]
+    """Names and rows of the matrices that lie one above the other in it; one of them without rows is the whole."""
+
+    @classmethod
+    def whole(cls, ours: str, theirs: str | None = None) -> ExportedModule:
+        return cls(ours, ((theirs or ours, None),))
 
 
 class FFNType(ABC):
@@ -61,6 +77,17 @@ class FFNType(ABC):
     def activation_elements(self, d_model: int, d_ff: int, spec: FFNSpec) -> int:
         """Elements per token that one sub-MLP keeps for the backward pass, its input not counted."""
         return sum(rows for rows, _ in self.matrices(d_model, d_ff, spec))
+
+    def exported_modules(self, d_ff: int, spec: FFNSpec) -> list[ExportedModule] | None:
+        """The modules of one sub-MLP by the names of `OlmoExtMLP` (`olmo_ext/export/hf/modeling_olmo_ext.py`).
+
+        None where that class does not compute this type: then it is not exported.
+        """
+        return None
+
+    def exported_config(self, spec: FFNSpec) -> dict[str, Any]:
+        """What `OlmoExtConfig` is told about it."""
+        return {}
 
     @abstractmethod
     def build(self, d_model: int, d_ff: int, spec: FFNSpec, config: Any) -> Any:
@@ -125,6 +152,19 @@ class AttentionType(ABC):
         """Elements per token kept for the backward pass, the input not counted: q, k, v as projected, q and k as
         rotated, the mixed values (no score matrix: flash or SDPA). QK-norm's are counted beside it."""
         return (spec.width + 2 * spec.kv_width) + (spec.width + spec.kv_width) + spec.width
+
+    def exported_modules(self, spec: AttentionSpec) -> list[ExportedModule] | None:
+        """The mixer's modules by the names of the classes in `olmo_ext/export/hf/`; those that a config leaves out
+        (QK-norm) are simply not met. None where there is no such class: then the type is not exported."""
+        return None
+
+    def exported_config(self, spec: AttentionSpec) -> dict[str, Any]:
+        """What `OlmoExtConfig` is told about a layer: `attention_types` (which class it is), and that class's keys."""
+        return {}
+
+    def tokens_to_compare(self, spec: AttentionSpec, *, least: int, most: int) -> int:
+        """A length in [least, most] at which a cache is to be tried, because something ends there (a chunk, say)."""
+        return min(least, most)
 
     @abstractmethod
     def build(self, d_model: int, spec: AttentionSpec, config: Any, layer_id: int, cache: Any) -> Any:

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from olmo_ext.blocks.registry import AttentionType, Matrix, register_attention
+from olmo_ext.blocks.registry import AttentionType, ExportedModule, Matrix, register_attention
 from olmo_ext.shapes.model import AttentionSpec
+
+
+def exported_heads(spec: AttentionSpec, prefix: str = "") -> list[ExportedModule]:
+    """Projections and QK-norm of the class `OlmoExtHeads`."""
+    fused = (("q_proj", spec.width), ("k_proj", spec.kv_width), ("v_proj", spec.kv_width))
+    return [
+        ExportedModule(f"{prefix}att_proj", tuple((prefix + name, rows) for name, rows in fused)),
+        ExportedModule.whole(f"{prefix}q_norm"),
+        ExportedModule.whole(f"{prefix}k_norm"),
+    ]
 
 
 @register_attention
@@ -28,6 +38,12 @@ class SoftmaxAttentionType(AttentionType):
 
     def matrices(self, d_model: int, spec: AttentionSpec) -> list[Matrix]:
         return [(spec.width + 2 * spec.kv_width, d_model), (d_model, spec.width)]
+
+    def exported_modules(self, spec: AttentionSpec) -> list[ExportedModule] | None:
+        return [*exported_heads(spec), ExportedModule.whole("attn_out", "o_proj")]
+
+    def exported_config(self, spec: AttentionSpec) -> dict[str, Any]:
+        return {"attention_types": "softmax"}
 
     def build(self, d_model: int, spec: AttentionSpec, config: Any, layer_id: int, cache: Any) -> Any:
         from olmo_ext.blocks.modules.attention import SoftmaxAttention

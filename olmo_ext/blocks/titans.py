@@ -19,10 +19,12 @@ persistent tokens are written into the memory first, and are keys in sight of ev
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from olmo_ext.blocks.modules.titans_sizes import TitansSizes
-from olmo_ext.blocks.registry import AttentionType, Matrix, register_attention
+from olmo_ext.blocks.registry import AttentionType, ExportedModule, Matrix, register_attention
+from olmo_ext.blocks.softmax import exported_heads
 from olmo_ext.shapes.model import AttentionSpec
 
 FORMS = ("lmm", "mag", "mal")
@@ -193,6 +195,28 @@ class TitansType(AttentionType):
         if sizes.has_attention:
             kept += super().activation_elements(d_model, spec) + 6 * width
         return kept
+
+    def exported_modules(self, spec: AttentionSpec) -> list[ExportedModule] | None:
+        memory = ("att_proj", "conv", "memory_gates", "memory_in", "memory_out", "head_norm", "persistent")
+        others = ("out_gate", "window_norm", "memory_norm", "memory_proj", "between_norm")
+        return [
+            *(ExportedModule.whole(f"memory.{name}") for name in memory),
+            *(ExportedModule.whole(name) for name in others),
+            *exported_heads(spec, "window."),
+            ExportedModule.whole("attn_out", "o_proj"),
+        ]
+
+    def exported_config(self, spec: AttentionSpec) -> dict[str, Any]:
+        return {"attention_types": "titans", "titans": asdict(sizes_of(spec))}
+
+    def tokens_to_compare(self, spec: AttentionSpec, *, least: int, most: int) -> int:
+        """The end of a chunk that is not the first, and by which the window is full, if there is room for it."""
+        sizes = sizes_of(spec)
+        chunk, added = sizes.chunk_size, sizes.persistent_tokens
+        end = -(-(max(least, chunk + 1, sizes.window) + added) // chunk) * chunk - added
+        if end > most:
+            end = (most + added) // chunk * chunk - added
+        return end if end > 0 else most
 
     def build(self, d_model: int, spec: AttentionSpec, config: Any, layer_id: int, cache: Any) -> Any:
         from olmo_ext.blocks.modules.titans import TitansMixer

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from olmo_ext.blocks.registry import ATTENTION_TYPES, FFN_TYPES
 from olmo_ext.blocks.stock import is_stock_layer
 from olmo_ext.errors import InputError
 from olmo_ext.shapes.model import ModelShape
@@ -20,6 +21,23 @@ NORM_TYPES = {"rms": "rms", "default": "default", "low_precision": "default"}
 
 def _one_or_list(values: list[Any]) -> Any:
     return values[0] if len(set(map(str, values))) == 1 else values
+
+
+def _of_types(shape: ModelShape) -> dict[str, Any]:
+    """What the layers' types say of themselves: one value, or one per layer where they differ."""
+    of_layers: list[dict[str, Any]] = [
+        {
+            **FFN_TYPES.get(layer.ffn.type).exported_config(layer.ffn),
+            **ATTENTION_TYPES.get(layer.attention.type).exported_config(layer.attention),
+        }
+        for layer in shape.layers
+    ]
+    found: dict[str, Any] = {}
+    for key in dict.fromkeys(key for of_layer in of_layers for key in of_layer):
+        values = [of_layer[key] for of_layer in of_layers if key in of_layer]
+        same = all(value == values[0] for value in values)
+        found[key] = values[0] if same else [of_layer.get(key) for of_layer in of_layers]
+    return found
 
 
 def is_native(model: Mapping[str, Any], shape: ModelShape) -> bool:
@@ -91,8 +109,6 @@ def hugging_face_config(model: Mapping[str, Any], shape: ModelShape, *, allow_na
             "rope_theta": float(model["rope_theta"]),
             "rope_parameters": {"rope_type": "default", "rope_theta": float(model["rope_theta"])},
         }
-    options = [dict(layer.attention.options) for layer in shape.layers if layer.attention.type == "gated"]
-    gate = options[0] if options else {}
     widths = [list(layer.ffn.d_ff) if len(set(layer.ffn.d_ff)) > 1 else layer.ffn.d_ff[0] for layer in shape.layers]
     return {
         "model_type": "olmo_ext",
@@ -101,13 +117,10 @@ def hugging_face_config(model: Mapping[str, Any], shape: ModelShape, *, allow_na
         **_common(model, shape),
         "intermediate_size": widths,
         "num_sub_mlps": shape.layers[0].ffn.num_sub_mlps,
-        "mlp_type": shape.layers[0].ffn.activation,
         "num_attention_heads": _one_or_list([layer.attention.n_heads for layer in shape.layers]),
         "num_key_value_heads": _one_or_list([layer.attention.n_kv_heads for layer in shape.layers]),
         "head_dim": shape.layers[0].attention.head_dim,
-        "attention_types": [layer.attention.type for layer in shape.layers],
-        "attention_gate": gate.get("gate", "elementwise"),
-        "gate_scale": gate.get("gate_scale", 1.0),
+        **_of_types(shape),
         "norm_after": shape.norm_after,
         "norm_type": NORM_TYPES[model["layer_norm_type"]],
         "norm_eps": model["layer_norm_eps"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.resources
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +19,16 @@ from olmo_ext.export.names import CUSTOM, OLMO2, Entry, entries, require_exporta
 from olmo_ext.files import make_aside
 from olmo_ext.shapes.model import ModelShape
 
-CODE = ("configuration_olmo_ext.py", "modeling_olmo_ext.py")
+CODE = (
+    "olmo_ext.export.hf.configuration_olmo_ext",
+    "olmo_ext.export.hf.modeling_olmo_ext",
+    "olmo_ext.export.hf.attention_olmo_ext",
+    "olmo_ext.export.hf.memory_olmo_ext",
+    "olmo_ext.blocks.modules.titans_layer",
+    "olmo_ext.blocks.modules.titans_memory",
+    "olmo_ext.blocks.modules.titans_sizes",
+)
+"""Modules that need nothing of ours but each other: side by side they are the folder's code."""
 SHARD_BYTES = 5 * 10**9
 """As transformers' `save_pretrained`."""
 
@@ -70,6 +80,19 @@ def _write_json(path: Path, content: Any) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
+def standing_alone(module: str) -> str:
+    """The source of one of `CODE` for a folder: it imports the others as its neighbours."""
+    package, _, name = module.rpartition(".")
+    source = importlib.resources.files(package).joinpath(f"{name}.py").read_text()
+    neighbours = {other.rpartition(".")[2] for other in CODE}
+    return re.sub(
+        r"^from olmo_ext\.[\w.]+\.(\w+) import",
+        lambda found: f"from .{found[1]} import" if found[1] in neighbours else found[0],
+        source,
+        flags=re.MULTILINE,
+    )
+
+
 def write_tokenizer(folder: Path, tokenizer: Any, *, max_length: int) -> None:
     """`tokenizer.json` and what transformers needs beside it.
 
@@ -105,9 +128,8 @@ def write_folder(folder: Path, olmo: Any, *, model: Mapping[str, Any], shape: Mo
     _write_json(folder / "generation_config.json", {"do_sample": False, **ends})
     write_tokenizer(folder, tokenizer, max_length=shape.max_sequence_length)
     if config["model_type"] == "olmo_ext":
-        for name in CODE:
-            source = importlib.resources.files("olmo_ext.export.hf").joinpath(name)
-            (folder / name).write_text(source.read_text())
+        for module in CODE:
+            (folder / f"{module.rpartition('.')[2]}.py").write_text(standing_alone(module))
     return CLASSES[config["model_type"]]
 
 
@@ -116,7 +138,7 @@ def export_model(
 ) -> Exported:
     """Write and verify a folder; it appears under `target` when everything agrees.
 
-    :param length: tokens of real text per row that the models are compared on.
+    :param length: tokens of real text per row that the models are compared on; more where a type needs more.
     :raises InputError: for a target that exists, or a model without a Hugging Face form.
     :raises MismatchError: naming the layer that differs; nothing is left behind.
     """
@@ -137,7 +159,7 @@ def export_model(
     olmo.eval()
     try:
         architecture = write_folder(aside, olmo, model=model, shape=shape, tokenizer=tokenizer)
-        tokens = verify.real_tokens(tokenizer.encode, length=min(length, shape.max_sequence_length))
+        tokens = verify.real_tokens(tokenizer.encode, length=verify.length_for(shape, least=length))
         hugging_face = verify.load(aside)
         if type(hugging_face).__name__ != architecture:
             raise verify.MismatchError(f"loaded as {type(hugging_face).__name__}, not as {architecture}")

@@ -10,39 +10,25 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from olmo_ext.blocks.registry import ATTENTION_TYPES, FFN_TYPES, AttentionType, ExportedModule, FFNType, Registry
 from olmo_ext.errors import InputError
 from olmo_ext.shapes.model import LayerShape, ModelShape
 
 CUSTOM = {
-    "q": "attention.q_proj",
-    "k": "attention.k_proj",
-    "v": "attention.v_proj",
-    "o": "attention.o_proj",
-    "gate_attention": "attention.gate_proj",
-    "q_norm": "attention.q_norm",
-    "k_norm": "attention.k_norm",
+    "attention": "attention.",
     "attn_norm": "attention_norm",
+    "sub_mlp": "sub_mlps.{k}.",
     "ff_norm": "sub_mlp_norms.{k}",
-    "up": "sub_mlps.{k}.up_proj",
-    "gate": "sub_mlps.{k}.gate_proj",
-    "down": "sub_mlps.{k}.down_proj",
 }
-"""Names inside `model.layers.<i>` of our own class."""
+"""Where the parts of a layer are inside `model.layers.<i>` of our own class."""
 
 OLMO2 = {
-    "q": "self_attn.q_proj",
-    "k": "self_attn.k_proj",
-    "v": "self_attn.v_proj",
-    "o": "self_attn.o_proj",
-    "q_norm": "self_attn.q_norm",
-    "k_norm": "self_attn.k_norm",
+    "attention": "self_attn.",
     "attn_norm": "post_attention_layernorm",
+    "sub_mlp": "mlp.",
     "ff_norm": "post_feedforward_layernorm",
-    "up": "mlp.up_proj",
-    "gate": "mlp.gate_proj",
-    "down": "mlp.down_proj",
 }
-"""Names inside `model.layers.<i>` of transformers' Olmo2ForCausalLM."""
+"""The same in transformers' Olmo2ForCausalLM, whose attention and MLP have our class's names inside."""
 
 OUTER = {
     "transformer.wte": "model.embed_tokens",
@@ -51,9 +37,6 @@ OUTER = {
     "transformer.ln_f": "model.norm",
     "transformer.ff_out": "lm_head",
 }
-
-EXPORTABLE_FFN = ("conventional", "hourglass", "hope")
-EXPORTABLE_ATTENTION = ("softmax", "gated")
 
 
 @dataclass(frozen=True)
@@ -65,50 +48,48 @@ class Entry:
     layer: int | None = None
 
 
+def _with_a_form(registry: Registry[Any], base: Any) -> str:
+    types = (registry.get(name) for name in registry)
+    return ", ".join(known.name for known in types if type(known).exported_modules is not base.exported_modules)
+
+
 def require_exportable(layer: LayerShape, index: int) -> None:
     """:raises InputError: for a layer that the Hugging Face class cannot represent."""
-    for kind, name, known in (
-        ("FFN", layer.ffn.type, EXPORTABLE_FFN),
-        ("attention", layer.attention.type, EXPORTABLE_ATTENTION),
-    ):
-        if name not in known:
-            raise InputError(
-                f"layer {index}: {kind} type {name!r} has no Hugging Face form", right=f"exported: {', '.join(known)}"
-            )
-    if layer.ffn.options.get("composition", "sequential") != "sequential":
+    mixer, ffn = ATTENTION_TYPES.get(layer.attention.type), FFN_TYPES.get(layer.ffn.type)
+    if mixer.exported_modules(layer.attention) is None:
         raise InputError(
-            f"layer {index}: independent levels have no Hugging Face form", right="composition: sequential"
+            f"layer {index}: attention type {mixer.name!r} has no Hugging Face form",
+            right=f"exported: {_with_a_form(ATTENTION_TYPES, AttentionType)}",
+        )
+    if any(ffn.exported_modules(width, layer.ffn) is None for width in layer.ffn.d_ff):
+        raise InputError(
+            f"layer {index}: FFN type {ffn.name!r} has no Hugging Face form",
+            right=f"exported: {_with_a_form(FFN_TYPES, FFNType)}",
         )
 
 
 def layer_entries(layer: LayerShape, index: int, *, stock: bool, names: Mapping[str, str]) -> Iterator[Entry]:
-    """The modules of one layer.
+    """The modules of one layer; inside mixer and sub-MLPs each registered type says its own.
 
     :param stock: whether OLMo's own block holds it, or a `ShapedBlock`.
     """
     ours, theirs = f"transformer.blocks.{index}.", f"model.layers.{index}."
-    mixer, ffn = layer.attention, layer.ffn
 
-    def entry(olmo: str, *parts: tuple[str, int | None], k: int = 0) -> Entry:
-        named = tuple((theirs + names[part].format(k=k), rows) for part, rows in parts)
-        return Entry(ours + olmo, named, index)
+    def inside(modules: list[ExportedModule] | None, *, olmo: str, hugging_face: str) -> Iterator[Entry]:
+        for module in modules or ():
+            parts = tuple((theirs + hugging_face + name, rows) for name, rows in module.theirs)
+            yield Entry(ours + olmo + module.ours, parts, index)
 
-    inner = "" if stock else "attention."
-    yield entry(f"{inner}att_proj", ("q", mixer.width), ("k", mixer.kv_width), ("v", mixer.kv_width))
-    yield entry(f"{inner}attn_out", ("o", None))
-    yield entry(f"{inner}q_norm", ("q_norm", None))
-    yield entry(f"{inner}k_norm", ("k_norm", None))
-    yield entry("attn_norm", ("attn_norm", None))
-    if mixer.type == "gated":
-        yield entry("attention.gate_proj", ("gate_attention", None))
-    for k, width in enumerate(ffn.d_ff):
-        first: list[tuple[str, int | None]] = [("up", width)]
-        if ffn.activation == "swiglu":
-            first.append(("gate", width))
-        prefix = "" if stock else f"sub_mlps.{k}."
-        yield entry("ff_norm" if stock else f"ff_norms.{k}", ("ff_norm", None), k=k)
-        yield entry(f"{prefix}ff_proj", *first, k=k)
-        yield entry(f"{prefix}ff_out", ("down", None), k=k)
+    mixer, ffn = ATTENTION_TYPES.get(layer.attention.type), FFN_TYPES.get(layer.ffn.type)
+    modules = mixer.exported_modules(layer.attention)
+    yield from inside(modules, olmo="" if stock else "attention.", hugging_face=names["attention"])
+    yield Entry(f"{ours}attn_norm", ((theirs + names["attn_norm"], None),), index)
+    for k, width in enumerate(layer.ffn.d_ff):
+        place = "" if stock else f"sub_mlps.{k}."
+        modules = ffn.exported_modules(width, layer.ffn)
+        yield from inside(modules, olmo=place, hugging_face=names["sub_mlp"].format(k=k))
+        norm = "ff_norm" if stock else f"ff_norms.{k}"
+        yield Entry(ours + norm, ((theirs + names["ff_norm"].format(k=k), None),), index)
 
 
 def entries(shape: ModelShape, *, stock: list[bool], names: Mapping[str, str]) -> list[Entry]:

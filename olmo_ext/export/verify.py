@@ -8,6 +8,7 @@ compared one by one, so depth adds nothing there.
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -16,7 +17,9 @@ from typing import Any
 
 import torch
 
+from olmo_ext.blocks.registry import ATTENTION_TYPES
 from olmo_ext.errors import WorkError
+from olmo_ext.shapes.model import ModelShape
 
 TOLERANCE = 1e-5
 LARGEST_TOLERANCE = 1e-4
@@ -29,11 +32,19 @@ class MismatchError(WorkError):
 
 
 def load(folder: Path) -> Any:
-    """The model of a folder as a user loads it, in fp32 and eval mode."""
+    """The model of a folder as a user without our package loads it, in fp32 and eval mode."""
     from transformers import AutoModelForCausalLM
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
+    name = json.loads((folder / "config.json").read_text()).get("auto_map", {}).get("AutoModelForCausalLM")
     with _quiet():
-        model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, dtype=torch.float32)
+        if name is None:
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        else:
+            # AutoModelForCausalLM prefers our own class to the folder's where `register` has been called.
+            found: Any = get_class_from_dynamic_module(name, str(folder))
+            found.register_for_auto_class("AutoModelForCausalLM")
+            model = found.from_pretrained(folder, dtype=torch.float32)
     return model.eval()
 
 
@@ -75,6 +86,19 @@ def real_tokens(encode: Callable[[str], list[int]], *, length: int) -> torch.Ten
     while len(ids) < 2 * length:
         ids = ids + ids
     return torch.tensor(ids[: 2 * length]).view(2, length)
+
+
+def length_for(shape: ModelShape, *, least: int) -> int:
+    """Tokens to compare on: half of those that are decoded one by one lie beyond the length at which the layers' types
+    ask for a look at the cache, as far as the model's own length allows."""
+    beyond = CACHED_TOKENS // 2
+    most = max(1, shape.max_sequence_length - beyond)
+    specs = [layer.attention for layer in shape.layers]
+    types = [ATTENTION_TYPES.get(spec.type) for spec in specs]
+    asked = (
+        kind.tokens_to_compare(spec, least=least - beyond, most=most) for kind, spec in zip(types, specs, strict=True)
+    )
+    return min(max(asked) + beyond, shape.max_sequence_length)
 
 
 def _blocks(olmo: Any) -> list[Any]:
@@ -128,12 +152,17 @@ def _difference(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found - expected).abs().max() / expected.abs().max())
 
 
-def _decode(step: Callable[[torch.Tensor, Any], tuple[torch.Tensor, Any]], tokens: torch.Tensor) -> torch.Tensor:
-    """Logits of the first tokens, one by one with the cache."""
-    cache, logits = None, []
-    for position in range(min(CACHED_TOKENS, tokens.shape[1])):
-        one, cache = step(tokens[:, position : position + 1], cache)
-        logits.append(one)
+def _decode(
+    step: Callable[[torch.Tensor, Any], tuple[torch.Tensor, Any]], tokens: torch.Tensor, *, prompt: int
+) -> torch.Tensor:
+    """Logits of a prompt read at once (if it has any tokens) and of those after it, one by one with the cache."""
+    ends = [prompt] if prompt else []
+    ends += range(prompt + 1, min(prompt + CACHED_TOKENS, tokens.shape[1]) + 1)
+    start, cache, logits = 0, None, []
+    for end in ends:
+        some, cache = step(tokens[:, start:end], cache)
+        logits.append(some)
+        start = end
     return torch.cat(logits, dim=1)
 
 
@@ -147,7 +176,11 @@ def compare_models(olmo: Any, hugging_face: Any, tokens: torch.Tensor) -> float:
     """Layers, logits, and decoding token by token with the cache; returns the largest difference of the logits.
 
     :raises MismatchError: saying what differs, and which layer if it is one.
+    :raises WorkError: if the OLMo model itself computes no numbers.
     """
+    expected = olmo(tokens).logits
+    if not bool(expected.isfinite().all()):
+        raise WorkError("the OLMo model's own logits are not finite on text: there is nothing to compare with")
     compare_layers(olmo, hugging_face, tokens)
 
     def olmo_step(token: torch.Tensor, cache: Any) -> tuple[torch.Tensor, Any]:
@@ -159,14 +192,15 @@ def compare_models(olmo: Any, hugging_face: Any, tokens: torch.Tensor) -> float:
         output = hugging_face(token, past_key_values=cache, use_cache=True)
         return output.logits, _cache_of(output)
 
-    expected = olmo(tokens).logits
-    start = expected[:, :CACHED_TOKENS]
-    noise = _difference(_decode(olmo_step, tokens), start)
+    prompts = {"decoding with the cache": 0, "decoding after a prompt": max(0, tokens.shape[1] - CACHED_TOKENS)}
+    differences = {"the whole model": _difference(hugging_face(tokens, use_cache=False).logits, expected)}
+    noise = 0.0
+    for what, prompt in prompts.items():
+        own = _decode(olmo_step, tokens, prompt=prompt)
+        noise = max(noise, _difference(own, expected[:, : own.shape[1]]))
+        found = _decode(hugging_face_step, tokens, prompt=prompt)
+        differences[what] = _difference(found, expected[:, : found.shape[1]])
     allowed = min(max(TOLERANCE, 4 * noise), LARGEST_TOLERANCE)
-    differences = {
-        "the whole model": _difference(hugging_face(tokens, use_cache=False).logits, expected),
-        "decoding with the cache": _difference(_decode(hugging_face_step, tokens), start),
-    }
     for what, difference in differences.items():
         if not difference <= allowed:
             raise MismatchError(f"{what}: logits differ by {difference:.1e} of their scale, allowed {allowed:.0e}")

@@ -45,6 +45,54 @@ KINDS: dict[str, dict[str, Any]] = {
         "attention": {"type": ["gated", "softmax", "gated"], "gate_scale": 2.0},
     },
     "hope": {"norm_after": False, "ffn": {"type": "hope", "d_ff": [24, 16], "update_periods": [1, 4]}},
+    "independent levels": {
+        "ffn": {"type": "hope", "d_ff": [24, 16, 8], "update_periods": [1, 2, 4], "composition": "independent"}
+    },
+    "titans": {"attention": {"type": "titans", "chunk_size": 5, "theta_max": 0.05}},
+    "linear memory, persistent tokens": {
+        "include_bias": True,
+        "norm_after": False,
+        "attention": {
+            "type": "titans",
+            "chunk_size": 4,
+            "memory_depth": 1,
+            "persistent_tokens": 3,
+            "read": "exclusive",
+            "n_heads": [2, 4, 2],
+            "head_dim": 8,
+        },
+    },
+    "titans mag": {
+        "attention": {
+            "type": "titans",
+            "form": "mag",
+            "window": 6,
+            "chunk_size": 20,
+            "theta_max": 0.02,
+            "persistent_tokens": 2,
+            "n_kv_heads": 2,
+            "memory_heads": 2,
+        },
+        "ffn": {"d_ff": 64, "taper": {"widths": [96, 64, 32]}},
+    },
+    "titans mal": {
+        "norm_after": False,
+        "layer_norm_type": "default",
+        "bias_for_layer_norm": True,
+        "clip_qkv": 0.7,
+        "attention": {
+            "type": "titans",
+            "form": "mal",
+            "window": 6,
+            "chunk_size": 1,
+            "momentum": False,
+            "conv_width": 1,
+            "theta_max": 0.1,
+        },
+    },
+    "titans among attention": {
+        "attention": {"type": ["softmax", "titans", "gated"], "chunk_size": 5, "theta_max": 0.05}
+    },
     "headwise, heads by layer": {
         "attention": {"type": "gated", "gate": "headwise", "n_heads": [2, 4, 3], "head_dim": 8}
     },
@@ -69,6 +117,7 @@ KINDS: dict[str, dict[str, Any]] = {
     },
 }
 NATIVE = ("olmo2", "olmo2 gqa, tied")
+TITANS = ("titans", "linear memory, persistent tokens", "titans mag", "titans mal", "titans among attention")
 
 
 @pytest.fixture(scope="session")

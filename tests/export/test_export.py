@@ -14,7 +14,7 @@ CONFTEST = importlib.util.spec_from_file_location("export_kinds", Path(__file__)
 assert CONFTEST and CONFTEST.loader
 kinds = importlib.util.module_from_spec(CONFTEST)
 CONFTEST.loader.exec_module(kinds)
-KINDS, NATIVE = kinds.KINDS, kinds.NATIVE
+KINDS, NATIVE, TITANS = kinds.KINDS, kinds.NATIVE, kinds.TITANS
 
 
 def load_auto(folder, **options):
@@ -42,7 +42,7 @@ def test_the_folder_loads_and_gives_the_runs_logits(kind, exported):
     assert ("modeling_olmo_ext.py" in names) is not native
 
 
-@pytest.mark.parametrize("kind", ["hourglass", "gated taper", "gpt2"])
+@pytest.mark.parametrize("kind", ["hourglass", "gated taper", "gpt2", *TITANS])
 def test_generation_with_left_padding_continues_as_the_run_does(kind, exported):
     from transformers import AutoTokenizer
 
@@ -94,8 +94,9 @@ def test_our_package_registers_the_class_so_that_no_remote_code_is_needed(export
     assert load_auto(folder).__class__.__module__ == "olmo_ext.export.hf.modeling_olmo_ext"
 
 
-def test_training_on_labels_and_bf16_work(exported):
-    loaded = load_auto(exported("gated taper")[1], trust_remote_code=True).to(torch.bfloat16)
+@pytest.mark.parametrize("kind", ["gated taper", "titans mag", "titans mal"])
+def test_training_on_labels_and_bf16_work(kind, exported):
+    loaded = load_auto(exported(kind)[1], trust_remote_code=True).to(torch.bfloat16)
     tokens = torch.randint(2, 300, (2, 16))
     output = loaded(tokens, labels=tokens)
     output.loss.backward()
@@ -116,8 +117,26 @@ def swap_layers(state):
         state[name], state[other] = state[other], state[name]
 
 
-@pytest.mark.parametrize("damage,named", [(swap_halves, "layer 1 "), (swap_layers, "layer 0 .*layer 2 ")])
-@pytest.mark.parametrize("kind,std", [("olmo2", 0.2), ("olmo2", 0.02), ("pre-norm", 0.02)])
+def turn_around(state):
+    """The convolution of a memory, in layer 2 alone, reads its tokens backwards."""
+    name = next(n for n in state if "blocks.2." in n and n.endswith("conv.weight"))
+    state[name] = state[name].flip(1)
+
+
+HALVES, LAYERS = (swap_halves, "layer 1 "), (swap_layers, "layer 0 .*layer 2 ")
+
+
+@pytest.mark.parametrize(
+    "kind,std,damage,named",
+    [
+        *(
+            row
+            for kind in [("olmo2", 0.2), ("olmo2", 0.02), ("pre-norm", 0.02)]
+            for row in (kind + HALVES, kind + LAYERS)
+        ),
+        ("titans", 0.02, turn_around, "^layer 2 "),
+    ],
+)
 def test_a_wrong_conversion_is_refused_by_layer_and_leaves_nothing(
     kind, std, damage, named, make_run, tmp_path, monkeypatch, tokenizer_file
 ):
@@ -138,14 +157,15 @@ def test_a_wrong_conversion_is_refused_by_layer_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_cache_that_forgets_is_refused(make_run, tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", ["tapered", "titans mal"])
+def test_a_cache_that_forgets_is_refused(kind, make_run, tmp_path, monkeypatch):
     from olmo_ext.cli import cli
     from olmo_ext.errors import WorkError
     from olmo_ext.export import verify
 
     monkeypatch.setattr(verify, "_cache_of", lambda output: None)
     with pytest.raises(WorkError, match="decoding with the cache: logits differ"):
-        cli.main(["export", str(make_run("tapered")), "-o", str(tmp_path / "out")], standalone_mode=False)
+        cli.main(["export", str(make_run(kind)), "-o", str(tmp_path / "out")], standalone_mode=False)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -176,16 +196,39 @@ def test_large_models_are_sharded_with_an_index(exported, tmp_path):
     assert torch.equal(models[0](tokens).logits, models[1](tokens).logits)
 
 
-def test_types_without_a_hugging_face_form_are_named(exported):
+def test_types_without_a_hugging_face_form_are_named(exported, monkeypatch):
     import dataclasses
 
+    from olmo_ext.blocks.conventional import ConventionalFFN
+    from olmo_ext.blocks.registry import ATTENTION_TYPES, FFN_TYPES, AttentionType, FFNType
     from olmo_ext.errors import InputError
     from olmo_ext.export.names import CUSTOM, entries
     from olmo_ext.upstream import load_model_from_run
 
-    _, config = load_model_from_run(exported("tapered")[0])
-    layer = config.shape.layers[1]
-    other = dataclasses.replace(layer, ffn=dataclasses.replace(layer.ffn, type="mine"))
-    layers = (config.shape.layers[0], other, config.shape.layers[2])
-    with pytest.raises(InputError, match="layer 1: FFN type 'mine'"):
-        entries(dataclasses.replace(config.shape, layers=layers), stock=[True] * 3, names=CUSTOM)
+    class Mine(FFNType):
+        name = "mine"
+        matrices = build = lambda *_: None
+
+    class Mixer(AttentionType):
+        name = "mixer"
+        matrices = build = lambda *_: None
+
+    class Renamed(ConventionalFFN):
+        name = "renamed"
+
+    for registry, kind in [(FFN_TYPES, Mine), (FFN_TYPES, Renamed), (ATTENTION_TYPES, Mixer)]:
+        monkeypatch.setitem(registry._types, kind.name, kind())
+    shape = load_model_from_run(exported("tapered")[0])[1].shape
+
+    def table(**kind):
+        layer = shape.layers[1]
+        changed = {part: dataclasses.replace(getattr(layer, part), type=name) for part, name in kind.items()}
+        layers = (shape.layers[0], dataclasses.replace(layer, **changed), shape.layers[2])
+        return entries(dataclasses.replace(shape, layers=layers), stock=[True] * 3, names=CUSTOM)
+
+    with pytest.raises(InputError, match="layer 1: FFN type 'mine'.*exported: conventional, hope, hourglass, renamed$"):
+        table(ffn="mine")
+    with pytest.raises(InputError, match="layer 1: attention type 'mixer'.*exported: gated, softmax, titans$"):
+        table(attention="mixer")
+    # A type that computes what a known one does brings that one's names along.
+    assert table(ffn="renamed") == table()

@@ -24,7 +24,13 @@ def logits_of(run):
         return model(tokens).logits, config
 
 
-@pytest.mark.parametrize("kind", ["olmo2 gqa, tied", "hourglass", "gated taper", "gpt2", "rarities"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("olmo2 gqa, tied", "hourglass", "gated taper", "gpt2", "rarities", "independent levels"),
+        *("titans", "linear memory, persistent tokens", "titans mag", "titans mal"),
+    ],
+)
 def test_export_then_import_is_the_same_model_bit_for_bit(kind, exported, tmp_path, capsys):
     from olmo_ext.rundir import RunDirectory
     from olmo_ext.upstream import load_model_from_run
@@ -161,9 +167,11 @@ def test_what_cannot_be_imported_is_said_in_one_line_and_leaves_nothing(exported
 def test_code_in_a_folder_is_not_run_by_an_import(exported, tmp_path):
     from olmo_ext.export.importer import import_model
 
-    folder = shutil.copytree(exported("tapered")[1], tmp_path / "folder")
-    for name in ("modeling_olmo_ext.py", "configuration_olmo_ext.py"):
-        (folder / name).write_text("raise SystemExit('this is not our code')\n")
+    folder = shutil.copytree(exported("titans")[1], tmp_path / "folder")
+    code = list(folder.glob("*.py"))
+    assert len(code) == 7
+    for path in code:
+        path.write_text("raise SystemExit('this is not our code')\n")
     assert import_model(folder, tmp_path / "run").verified
 
 

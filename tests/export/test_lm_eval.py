@@ -30,7 +30,7 @@ def test_lm_eval_scores_the_folder_without_network(exported, tmp_path):
     from olmo_ext.data.tokenizer import load_tokenizer
     from olmo_ext.upstream import load_model_from_run
 
-    run, folder = exported("gated taper")
+    run, folder = exported("titans among attention")
     items = [
         {"question": f"def f{i}(x): return", "choices": [" x", " the folder", " None"], "answer": i % 3}
         for i in range(9)
@@ -41,7 +41,7 @@ def test_lm_eval_scores_the_folder_without_network(exported, tmp_path):
     (tmp_path / "tasks" / "local_colours.yaml").write_text(TASK.format(data=data))
     arguments = ["--model", "hf", "--model_args", f"pretrained={folder},trust_remote_code=True,dtype=float32"]
     arguments += ["--tasks", "local_colours", "--include_path", str(tmp_path / "tasks"), "--device", "cpu"]
-    arguments += ["--batch_size", "1", "--output_path", str(tmp_path / "out"), "--log_samples"]
+    arguments += ["--batch_size", "4", "--output_path", str(tmp_path / "out"), "--log_samples"]
     environment = {"HF_HOME": str(tmp_path / "hf")}
     import os
 

@@ -2,7 +2,7 @@
 
 from transformers import PretrainedConfig
 
-ATTENTIONS = ("softmax", "gated")
+ATTENTIONS = ("softmax", "gated", "titans")
 GATES = ("elementwise", "headwise")
 MLP_TYPES = ("swiglu", "gelu", "relu")
 NORMS = ("rms", "default")
@@ -21,16 +21,20 @@ class OlmoExtConfig(PretrainedConfig):
 
     - `intermediate_size`: a list with one entry per layer; an entry is the inner width of each of the layer's sub-MLPs,
       or a list with one width per sub-MLP. Never a single number, so that no class of uniform layers takes it.
-    - `num_sub_mlps`: sub-MLPs per layer, each with its own norm and residual.
+    - `num_sub_mlps`: sub-MLPs per layer, each with its own norm and residual; with `parallel_sub_mlps` all of a layer's
+      read what attention has left, instead of one after the other.
     - `mlp_type`: `swiglu` (gate, up, down), `gelu` or `relu` (up, down).
     - `num_attention_heads`, `num_key_value_heads`: a number, or one per layer. `head_dim` is free of hidden_size.
-    - `attention_types`: `softmax` or `gated`, per layer; `attention_gate` (`elementwise`, `headwise`), `gate_scale`.
+    - `attention_types`: `softmax`, `gated` or `titans`, per layer; `attention_gate` (`elementwise`, `headwise`) and
+      `gate_scale` of the gated ones.
+    - `titans`: the sizes of the memory of the `titans` layers (see `titans_sizes.py`), one for all or one per layer.
     - `norm_after`: norms act on each update before it is added (OLMo-2), not on the input of each part.
     - `qk_norm`: a norm over the whole query and key vectors.
     """
 
     model_type = "olmo_ext"
     keys_to_ignore_at_inference = ["past_key_values", "cache"]
+    attribute_map = {"init_std": "initializer_range"}
 
     def __init__(
         self,
@@ -38,6 +42,7 @@ class OlmoExtConfig(PretrainedConfig):
         hidden_size=768,
         intermediate_size=None,
         num_sub_mlps=1,
+        parallel_sub_mlps=False,
         mlp_type="swiglu",
         num_hidden_layers=12,
         num_attention_heads=12,
@@ -46,6 +51,7 @@ class OlmoExtConfig(PretrainedConfig):
         attention_types="softmax",
         attention_gate="elementwise",
         gate_scale=1.0,
+        titans=None,
         norm_after=False,
         norm_type="rms",
         norm_eps=1e-6,
@@ -74,6 +80,7 @@ class OlmoExtConfig(PretrainedConfig):
             raise ValueError(f"intermediate_size {intermediate_size!r} is not a list with one entry per layer")
         self.intermediate_size = per_layer(intermediate_size, num_hidden_layers, "intermediate_size")
         self.num_sub_mlps = num_sub_mlps
+        self.parallel_sub_mlps = parallel_sub_mlps
         self.mlp_type = mlp_type
         self.num_attention_heads = num_attention_heads
         self.num_key_value_heads = num_attention_heads if num_key_value_heads is None else num_key_value_heads
@@ -81,6 +88,7 @@ class OlmoExtConfig(PretrainedConfig):
         self.attention_types = per_layer(attention_types, num_hidden_layers, "attention_types")
         self.attention_gate = attention_gate
         self.gate_scale = gate_scale
+        self.titans = titans
         self.norm_after = norm_after
         self.norm_type = norm_type
         self.norm_eps = norm_eps
@@ -107,6 +115,8 @@ class OlmoExtConfig(PretrainedConfig):
                 raise ValueError(f"{name} {value!r} is none of {', '.join(known)}")
         for layer in range(num_hidden_layers):
             self.layer_widths(layer)
+            if self.attention_types[layer] == "titans" and not isinstance(self.layer_titans(layer), dict):
+                raise ValueError(f"layer {layer}: no sizes of its memory under `titans`")
             if self.layer_heads(layer) % self.layer_kv_heads(layer):
                 raise ValueError(f"layer {layer}: key-value heads do not divide the heads")
         super().__init__(**{"tie_word_embeddings": tie_word_embeddings, **kwargs})
@@ -121,3 +131,7 @@ class OlmoExtConfig(PretrainedConfig):
 
     def layer_kv_heads(self, layer):
         return per_layer(self.num_key_value_heads, self.num_hidden_layers, "num_key_value_heads")[layer]
+
+    def layer_titans(self, layer):
+        """The sizes of a layer's memory, as a dict."""
+        return per_layer(self.titans, self.num_hidden_layers, "titans")[layer]

@@ -1,6 +1,6 @@
-"""OLMo-style decoder whose layers differ in shape. Needs torch and transformers alone; no remote downloads.
+"""OLMo-style decoder whose layers differ in shape. Needs torch, transformers and the files beside it; no downloads.
 
-B batch, T new positions, S past and new positions, H heads, D head_dim.
+B batch, T new positions, S past and new positions, D head_dim.
 """
 
 import torch
@@ -9,90 +9,13 @@ from torch import nn
 from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
-from .configuration_olmo_ext import OlmoExtConfig
+from olmo_ext.blocks.modules.titans_layer import MemoryGates, OwnWeights, PersistentTokens
+from olmo_ext.export.hf.attention_olmo_ext import OlmoExtAttention, OlmoExtRMSNorm, make_norm
+from olmo_ext.export.hf.configuration_olmo_ext import OlmoExtConfig
+from olmo_ext.export.hf.memory_olmo_ext import OlmoExtTitans, place_memories
 
 # transformers 5 renames `past_key_values` to `cache`; outputs and arguments follow the installed version.
 CACHE_KEY = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
-
-
-class OlmoExtRMSNorm(nn.Module):
-    """x / rms(x), computed in fp32, then scale and bias where there are any."""
-
-    def __init__(self, size, *, eps, affine, bias):
-        super().__init__()
-        self.size, self.eps = size, eps
-        self.weight = nn.Parameter(torch.ones(size)) if affine else None
-        self.bias = nn.Parameter(torch.zeros(size)) if affine and bias else None
-
-    def forward(self, x):
-        wide = x.float()
-        x = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
-        if self.weight is not None:
-            x = self.weight * x
-        return x if self.bias is None else x + self.bias
-
-    def extra_repr(self):
-        return f"{self.size}, eps={self.eps}"
-
-
-class OlmoExtLayerNorm(OlmoExtRMSNorm):
-    """Mean and variance normalisation with the same parameters."""
-
-    def forward(self, x):
-        return F.layer_norm(x, (self.size,), weight=self.weight, bias=self.bias, eps=self.eps)
-
-
-def make_norm(config, size, *, affine):
-    kind = OlmoExtRMSNorm if config.norm_type == "rms" else OlmoExtLayerNorm
-    return kind(size, eps=config.norm_eps, affine=affine, bias=config.norm_bias)
-
-
-def rotate(x, cos, sin):
-    """RoPE on the pairs (i, i + D/2) of [B, H, T, D]; cos and sin are [B, 1, T, D/2], fp32."""
-    first, second = x.float().chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
-
-
-class OlmoExtAttention(nn.Module):
-    """Causal softmax attention of one layer's own heads, with a sigmoid gate on its output where the layer has one."""
-
-    def __init__(self, config, layer_idx):
-        super().__init__()
-        self.layer_idx, self.head_dim, self.clip = layer_idx, config.head_dim, config.clip_qkv
-        self.num_heads, self.num_kv_heads = config.layer_heads(layer_idx), config.layer_kv_heads(layer_idx)
-        width, kv_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, width, bias=config.use_bias)
-        self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=config.use_bias)
-        self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=config.use_bias)
-        self.o_proj = nn.Linear(width, config.hidden_size, bias=config.use_bias)
-        self.q_norm = make_norm(config, width, affine=config.qk_norm_affine) if config.qk_norm else None
-        self.k_norm = make_norm(config, kv_width, affine=config.qk_norm_affine) if config.qk_norm else None
-        self.gate_proj = None
-        if config.attention_types[layer_idx] == "gated":
-            self.headwise, self.gate_scale = config.attention_gate == "headwise", config.gate_scale
-            gates = self.num_heads if self.headwise else width
-            self.gate_proj = nn.Linear(config.hidden_size, gates, bias=config.use_bias)
-
-    def forward(self, x, *, angles, mask, cache):
-        batch, time, _ = x.shape
-        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        if self.clip is not None:
-            q, k, v = (t.clamp(-self.clip, self.clip) for t in (q, k, v))
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k, v = (t.view(batch, time, -1, self.head_dim).transpose(1, 2) for t in (q, k, v))
-        if angles is not None:
-            q, k = rotate(q, *angles), rotate(k, *angles)
-        if cache is not None:
-            k, v = cache.update(k, v, self.layer_idx)
-        if self.num_kv_heads != self.num_heads:
-            k, v = (t.repeat_interleave(self.num_heads // self.num_kv_heads, dim=1) for t in (k, v))
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
-        mixed = mixed.transpose(1, 2)  # [B, T, H, D]
-        if self.gate_proj is not None:
-            gate = (torch.sigmoid(self.gate_proj(x).float()) * self.gate_scale).to(mixed.dtype)
-            mixed = mixed * (gate.unsqueeze(-1) if self.headwise else gate.view_as(mixed))
-        return self.o_proj(mixed.reshape(batch, time, -1))
 
 
 class OlmoExtMLP(nn.Module):
@@ -118,23 +41,23 @@ class OlmoExtLayer(nn.Module):
     def __init__(self, config, layer_idx):
         super().__init__()
         widths = config.layer_widths(layer_idx)
-        self.norm_after = config.norm_after
-        self.attention = OlmoExtAttention(config, layer_idx)
+        self.norm_after, self.parallel = config.norm_after, config.parallel_sub_mlps
+        mixer = OlmoExtTitans if config.attention_types[layer_idx] == "titans" else OlmoExtAttention
+        self.attention = mixer(config, layer_idx)
         self.attention_norm = make_norm(config, config.hidden_size, affine=config.norm_affine)
         self.sub_mlps = nn.ModuleList(OlmoExtMLP(config, width) for width in widths)
         self.sub_mlp_norms = nn.ModuleList(
             make_norm(config, config.hidden_size, affine=config.norm_affine) for _ in widths
         )
 
-    def forward(self, x, *, angles, mask, cache):
-        if self.norm_after:
-            x = x + self.attention_norm(self.attention(x, angles=angles, mask=mask, cache=cache))
-            for norm, mlp in zip(self.sub_mlp_norms, self.sub_mlps, strict=True):
-                x = x + norm(mlp(x))
-            return x
-        x = x + self.attention(self.attention_norm(x), angles=angles, mask=mask, cache=cache)
+    def update(self, part, norm, x, **arguments):
+        return norm(part(x, **arguments)) if self.norm_after else part(norm(x), **arguments)
+
+    def forward(self, x, *, angles, mask, keep, cache):
+        x = x + self.update(self.attention, self.attention_norm, x, angles=angles, mask=mask, keep=keep, cache=cache)
+        start = x
         for norm, mlp in zip(self.sub_mlp_norms, self.sub_mlps, strict=True):
-            x = x + mlp(norm(x))
+            x = x + self.update(mlp, norm, start if self.parallel else x)
         return x
 
 
@@ -146,7 +69,10 @@ class OlmoExtPreTrainedModel(PreTrainedModel):
     _supports_sdpa = True
 
     def _init_weights(self, module):
-        if isinstance(module, (nn.Linear, nn.Embedding)):
+        if isinstance(module, (OwnWeights, MemoryGates, PersistentTokens)):
+            if not getattr(module.weight, "_is_hf_initialized", False):
+                module.reset_parameters(self.config)
+        elif isinstance(module, (nn.Linear, nn.Embedding)):
             nn.init.normal_(module.weight, std=self.config.initializer_range)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
@@ -162,6 +88,7 @@ class OlmoExtModel(OlmoExtPreTrainedModel):
 
     def __init__(self, config):
         super().__init__(config)
+        self.has_memory = "titans" in config.attention_types
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.embed_positions = None if config.rope else nn.Embedding(config.max_position_embeddings, config.hidden_size)
         affine = config.norm_affine
@@ -183,6 +110,15 @@ class OlmoExtModel(OlmoExtPreTrainedModel):
         # The inverse first, as OLMo does: at position 4096 another order of rounding is 4e-4 of a radian.
         turns = position_ids[:, None, :, None].float() * (1.0 / self.config.rope_theta**powers)
         return turns.cos(), turns.sin()
+
+    def keep(self, attention_mask, *, time, past):
+        """Which positions are tokens, for the memories: [B, S], or None where all are."""
+        if attention_mask is None or not self.has_memory:
+            return None
+        if attention_mask.dim() != 2 or attention_mask.shape[1] != past + time:
+            raise ValueError(f"a memory takes an attention_mask of {past + time} positions, past ones included")
+        keep = attention_mask.bool()
+        return None if bool(keep.all()) else keep
 
     def mask(self, attention_mask, *, batch, time, past, device):
         """What each new position may look at, [B or 1, 1, T, S], True where it may; None for plain causal."""
@@ -220,6 +156,8 @@ class OlmoExtModel(OlmoExtPreTrainedModel):
             output_hidden_states = getattr(self.config, "output_hidden_states", False)
         if use_cache and cache is None:
             cache = DynamicCache()
+        if cache is not None and self.has_memory:
+            place_memories(cache, self.config.attention_types)
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if self.embed_norm is not None:
             x = self.embed_norm(x)
@@ -233,11 +171,12 @@ class OlmoExtModel(OlmoExtPreTrainedModel):
         if self.embed_positions is not None:
             x = x + self.embed_positions(position_ids)
         angles = self.angles(position_ids) if self.config.rope else None
+        keep = self.keep(attention_mask, time=time, past=past)
         mask = self.mask(attention_mask, batch=batch, time=time, past=past, device=x.device)
         states = []
         for layer in self.layers:
             states.append(x)
-            x = layer(x, angles=angles, mask=mask, cache=cache)
+            x = layer(x, angles=angles, mask=mask, keep=keep, cache=cache)
         x = self.norm(x)
         states.append(x)
         kept = {CACHE_KEY: cache if use_cache else None}
@@ -255,6 +194,8 @@ class OlmoExtForCausalLM(OlmoExtPreTrainedModel, GenerationMixin):
     def __init__(self, config):
         super().__init__(config)
         self.model = OlmoExtModel(config)
+        # What transformers asks before it decodes speculatively: a memory cannot take back rejected tokens.
+        self._is_stateful = self.model.has_memory
         bias = config.use_bias and not config.tie_word_embeddings
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=bias)
         self.post_init()
