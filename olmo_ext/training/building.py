@@ -9,12 +9,16 @@ from olmo.torch_util import seed_all
 
 from olmo_ext.config import RunConfig
 from olmo_ext.data.loader import build_train_loader
+from olmo_ext.errors import InputError
 from olmo_ext.rundir import RunDirectory
 from olmo_ext.training.distributed import Ranks, build_wrapped_model, effective_precision
 from olmo_ext.training.evaluators import build_evaluators
 from olmo_ext.training.update_periods import with_update_periods
 from olmo_ext.upstream.compile import CompileReport
 from olmo_ext.upstream.training import Hooks, RunTrainer, loop_settings, train_config
+
+REFUSALS = ("OLMoConfigurationError", "NotImplementedError", "NameError", "InvalidBackend")
+"""What upstream and the compiler raise, while the model is built, for settings that they or this machine lack."""
 
 
 def effective_config(config: RunConfig, *, per_rank: int, directory: RunDirectory, ranks: Ranks) -> TrainConfig:
@@ -30,12 +34,26 @@ def effective_config(config: RunConfig, *, per_rank: int, directory: RunDirector
 
 
 def build_trainer(
-    config: RunConfig, cfg: TrainConfig, *, steps: int, directory: RunDirectory, ranks: Ranks, hooks: Hooks
+    config: RunConfig, cfg: TrainConfig, *, steps: int, directory: RunDirectory, ranks: Ranks, hooks: Hooks, where: str
 ) -> tuple[RunTrainer, CompileReport | None]:
     """A trainer at step 0, and what was compiled.
 
     :param steps: the run's length.
+    :param where: the config's name, for errors.
+    :raises InputError: for what OLMo or the compiler refuse.
     """
+    try:
+        return _build_trainer(config, cfg, steps=steps, directory=directory, ranks=ranks, hooks=hooks)
+    except Exception as error:
+        if type(error).__name__ not in REFUSALS:
+            raise
+        reason = " ".join(str(error).split())
+        raise InputError(f"OLMo refuses this config: {type(error).__name__}: {reason}", where=where) from None
+
+
+def _build_trainer(
+    config: RunConfig, cfg: TrainConfig, *, steps: int, directory: RunDirectory, ranks: Ranks, hooks: Hooks
+) -> tuple[RunTrainer, CompileReport | None]:
     values = config.values
     seed_all(values["seed"])
     # Skipped batches are data too: the loader may make only the part of the order that the run needs.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import datetime
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -81,6 +83,19 @@ def agree(value: Any, ranks: Ranks) -> Any:
     box = [value if ranks.is_first else None]
     dist.broadcast_object_list(box, src=0, device=ranks.device)
     return box[0]
+
+
+def failure_of_another_rank(logs: Path, attempt: int, ranks: Ranks) -> str | None:
+    """What another rank failed with, as it left it beside its log: rank 0 has only seen its connection close."""
+    if not ranks.is_first or ranks.world_size == 1:
+        return None
+    deadline = time.monotonic() + 3.0
+    while time.monotonic() < deadline:
+        for path in sorted(logs.glob(f"attempt{attempt}-rank*.failure")):
+            if text := path.read_text().strip():
+                return text
+        time.sleep(0.1)
+    return None
 
 
 def any_rank(flag: bool, ranks: Ranks) -> bool:

@@ -11,9 +11,10 @@ import torch
 from olmo.torch_util import seed_all
 
 from olmo_ext.config import RunConfig
+from olmo_ext.data.loader import compare_fingerprints
 from olmo_ext.errors import InputError
 from olmo_ext.training import checkpoint as files
-from olmo_ext.training.distributed import Ranks
+from olmo_ext.training.distributed import Ranks, agree
 from olmo_ext.training.state import (
     OptimizerState,
     Tensors,
@@ -23,6 +24,26 @@ from olmo_ext.training.state import (
     restore_random_state,
 )
 from olmo_ext.upstream.training import RunTrainer
+
+
+def own_checkpoint(store: files.CheckpointStore, data: Mapping[str, Any], ranks: Ranks) -> Path | None:
+    """The newest complete checkpoint of a run, made from the same data.
+
+    :param data: the fingerprint of the data that is there now.
+    :raises InputError: if the data has changed since.
+    """
+    own = None
+    if ranks.is_first:
+        store.remove_leftovers()
+        own = store.newest_complete()
+    own = agree(own, ranks)
+    if own is not None and (differences := compare_fingerprints(files.read_train_state(own)["data"], data)):
+        raise InputError(
+            f"the data is not what this run was trained on: {'; '.join(differences)}",
+            where=str(own),
+            right="files may move, but their content, their order and the settings must stay",
+        )
+    return own
 
 
 class Restorer:

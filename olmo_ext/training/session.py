@@ -13,7 +13,7 @@ from typing import Any, TextIO
 import torch
 
 from olmo_ext.config import RunConfig
-from olmo_ext.data.loader import compare_fingerprints, data_fingerprint, evaluation_fingerprints
+from olmo_ext.data.loader import data_fingerprint, evaluation_fingerprints
 from olmo_ext.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, InputError, OlmoExtError, WorkError
 from olmo_ext.rundir import RunDirectory, RunState
 from olmo_ext.schedule import batch_per_rank, learning_rate_warnings, run_length
@@ -21,11 +21,11 @@ from olmo_ext.training import checkpoint as files
 from olmo_ext.training import reporting as lines
 from olmo_ext.training import wandb_run
 from olmo_ext.training.building import build_trainer, effective_config
-from olmo_ext.training.distributed import Ranks, agree, any_rank
+from olmo_ext.training.distributed import Ranks, agree, any_rank, failure_of_another_rank
 from olmo_ext.training.profiling import torch_profiler
 from olmo_ext.training.provenance import describe_run, processor_name, slurm_job
 from olmo_ext.training.recording import Recording
-from olmo_ext.training.restore import Restorer
+from olmo_ext.training.restore import Restorer, own_checkpoint
 from olmo_ext.training.saving import Saver
 from olmo_ext.training.signals import StopRequest, TimeLimit, scheduler_end_time
 from olmo_ext.training.unused import unused_keys
@@ -35,8 +35,6 @@ from olmo_ext.upstream.compile import CompileReport
 log = logging.getLogger("olmo_ext.training")
 
 HEARTBEAT_SECONDS = 15.0
-REFUSALS = ("OLMoConfigurationError", "NotImplementedError", "NameError", "InvalidBackend")
-"""What upstream and the compiler raise, while the model is built, for settings that they or this machine lack."""
 
 
 class Session:
@@ -86,7 +84,9 @@ class Session:
             except Exception as error:
                 log.error("%s", traceback.format_exc())
                 # What a collective raises when another rank is gone is a RuntimeError.
-                other = self._other_rank_failure() if isinstance(error, RuntimeError) else None
+                other = None
+                if isinstance(error, RuntimeError):
+                    other = failure_of_another_rank(self.directory.logs, self.state.attempt, self.ranks)
                 self._fail(other or f"{type(error).__name__}: {error}")
                 if other:
                     raise WorkError(other) from None
@@ -122,7 +122,7 @@ class Session:
         )
         if ranks.is_first and (warning := self.saver.check_space(length.steps)):
             self.say(f"note: {warning}")
-        own = self._own_checkpoint(data)
+        own = own_checkpoint(self.store, data, ranks)
         if ranks.is_first:
             self.provenance, self.shape = describe_run(
                 self.config,
@@ -142,15 +142,9 @@ class Session:
         if values["precision"] not in (None, cfg.precision):
             self.say(f"note: {cfg.precision} instead of {values['precision']} on this device")
 
-        try:
-            trainer, self.compile_report = build_trainer(
-                self.config, cfg, steps=length.steps, directory=self.directory, ranks=ranks, hooks=self
-            )
-        except Exception as error:
-            if type(error).__name__ not in REFUSALS:
-                raise
-            reason = " ".join(str(error).split())
-            raise InputError(f"OLMo refuses this config: {type(error).__name__}: {reason}", where=where) from None
+        trainer, self.compile_report = build_trainer(
+            self.config, cfg, steps=length.steps, directory=self.directory, ranks=ranks, hooks=self, where=where
+        )
         self.trainer = trainer
         self._open_indices(stack)
         done = self._restore(own)
@@ -246,18 +240,6 @@ class Session:
         except OSError as error:
             log.error("state not written: %s", error)
 
-    def _other_rank_failure(self) -> str | None:
-        """What another rank failed with: this rank has only seen its connection close."""
-        if not self.ranks.is_first or self.ranks.world_size == 1:
-            return None
-        deadline = time.monotonic() + 3.0
-        while time.monotonic() < deadline:
-            for path in sorted(self.directory.logs.glob(f"attempt{self.state.attempt}-rank*.failure")):
-                if text := path.read_text().strip():
-                    return text
-            time.sleep(0.1)
-        return None
-
     def say(self, text: str) -> None:
         if self.reporter is not None:
             self.reporter.say(text)
@@ -299,24 +281,6 @@ class Session:
             self._indices = stack.enter_context(gzip.open(path, "wt", compresslevel=1))
 
     # -- restoring -------------------------------------------------------------------------------------------------
-
-    def _own_checkpoint(self, data: dict[str, Any]) -> Path | None:
-        """The newest complete checkpoint of this run, made from the same data.
-
-        :raises InputError: if the data has changed since.
-        """
-        own = None
-        if self.ranks.is_first:
-            self.store.remove_leftovers()
-            own = self.store.newest_complete()
-        own = agree(own, self.ranks)
-        if own is not None and (differences := compare_fingerprints(files.read_train_state(own)["data"], data)):
-            raise InputError(
-                f"the data is not what this run was trained on: {'; '.join(differences)}",
-                where=str(own),
-                right="files may move, but their content, their order and the settings must stay",
-            )
-        return own
 
     def _restore(self, own: Path | None) -> int:
         """Bring trainer, data and random state to where the run was left; returns the step."""
