@@ -19,9 +19,8 @@ import fcntl
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +30,13 @@ from olmo_ext.data.indices import NAMED_BY
 from olmo_ext.data.order import first_of_order
 from olmo_ext.data.plan_requests import plan_requests
 from olmo_ext.data.progress import Progress
-from olmo_ext.data.repetition import RepetitionFilter
+from olmo_ext.data.shards import ShardFiles
 from olmo_ext.data.stores import Stores
-from olmo_ext.data.subset import INDEX_NAME, MANIFEST_NAME, SOURCE_NAME, Shard, SubsetManifest
+from olmo_ext.data.subset import INDEX_NAME, MANIFEST_NAME, SOURCE_NAME, SubsetManifest
 from olmo_ext.data.survey import SourceManifest
 from olmo_ext.data.window import WindowReader
-from olmo_ext.errors import InputError, WorkError
-from olmo_ext.files import sha256_of_file, sync_directory, write_atomically
+from olmo_ext.errors import InputError
+from olmo_ext.files import write_atomically
 from olmo_ext.quantities import format_bytes
 
 PLAN_NAME = "plan.json"
@@ -83,6 +82,11 @@ class FetchReport:
     """Whether the subset is ready; not while other parts are at work."""
 
 
+def default_shard_instances(instance_bytes: int) -> int:
+    """Instances in a shard of about 1 GiB."""
+    return max(SHARD_BYTES // instance_bytes, 1)
+
+
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """One process at a time in the short stretches that several parts share."""
@@ -90,11 +94,6 @@ def locked(directory: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):  # a file system without locks: atomic renames still hold
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-def default_shard_instances(instance_bytes: int) -> int:
-    """Instances in a shard of about 1 GiB."""
-    return max(SHARD_BYTES // instance_bytes, 1)
 
 
 class SubsetFetch:
@@ -123,9 +122,13 @@ class SubsetFetch:
         self.stores = stores or Stores()
         self.order_name: str | None = None
         self._given_index: np.ndarray | None = None
-        self.filter = RepetitionFilter()
         self.instance_bytes = manifest.instance_bytes
-        self.shard_instances = shard_instances or default_shard_instances(self.instance_bytes)
+        self.shards = ShardFiles(
+            self.directory,
+            instances=instances,
+            shard_instances=shard_instances or default_shard_instances(self.instance_bytes),
+            instance_bytes=self.instance_bytes,
+        )
         self.ends = manifest.ends
         self.files = manifest.remote(locations)
         first_of_path: dict[str, int] = {}
@@ -158,22 +161,14 @@ class SubsetFetch:
 
     # -- what is fetched ------------------------------------------------------------------------------------------
 
-    @property
-    def num_shards(self) -> int:
-        return -(-self.instances // self.shard_instances)
-
-    def shard_size(self, shard: int) -> int:
-        """Instances that a shard shall hold."""
-        return min(self.shard_instances, self.instances - shard * self.shard_instances)
-
     def _plan(self) -> dict[str, Any]:
         return {
             "source": self.manifest.fingerprint,
             "seed": self.seed,
             "epoch": self.epoch,
             "order": self.order_name,
-            "shard_instances": self.shard_instances,
-            "instance_filter": self.filter.to_json(),
+            "shard_instances": self.shards.shard_instances,
+            "instance_filter": self.shards.filter.to_json(),
             "instances": self.instances,
         }
 
@@ -230,9 +225,9 @@ class SubsetFetch:
         """
         self.prepare()
         self.index = np.load(self.directory / INDEX_NAME, mmap_mode="r")
-        mine = [k for k in range(self.num_shards) if k % self.options.parts == self.options.part - 1]
-        states = {k: self._resume(k) for k in mine}
-        todo = sum(self.shard_size(k) - done for k, done in states.items())
+        mine = [k for k in range(self.shards.number) if k % self.options.parts == self.options.part - 1]
+        states = {k: self.shards.resume(k) for k in mine}
+        todo = sum(self.shards.size(k) - done for k, done in states.items())
         if todo:
             asyncio.run(self._fetch(states))
         complete = self._finish()
@@ -246,70 +241,12 @@ class SubsetFetch:
             complete=complete,
         )
 
-    def _file(self, shard: int, ending: str) -> Path:
-        return self.directory / f"shard-{shard:05d}.{ending}"
-
-    def _finished(self, shard: int) -> Shard | None:
-        """A finished shard with its count, or nothing."""
-        path = self._file(shard, "json")
-        try:
-            found = Shard(**json.loads(path.read_text()))
-        except (OSError, ValueError, TypeError):
-            return None
-        try:
-            sizes = [self._file(shard, ending).stat().st_size for ending in ("bin", "mask")]
-        except OSError:
-            return None
-        return found if sizes[0] >= found.instances * self.instance_bytes and sizes[1] >= found.instances else None
-
-    def _resume(self, shard: int) -> int:
-        """Instances of a shard that need not be fetched, with its `.part` files made fit to append to."""
-        finished = self._finished(shard)
-        if finished is not None and finished.instances >= self.shard_size(shard):
-            self._file(shard, "progress").unlink(missing_ok=True)  # of a kill right after the shard was finished
-            return self.shard_size(shard)
-        try:
-            done = int(json.loads(self._file(shard, "progress").read_text())["instances"])
-            if done == self.shard_size(shard) and self._finish_interrupted(shard):
-                return done
-            sizes = [self._file(shard, f"{ending}.part").stat().st_size for ending in ("bin", "mask")]
-            if sizes[0] < done * self.instance_bytes or sizes[1] < done:
-                done = 0
-        except (OSError, ValueError, KeyError, TypeError):
-            done = 0
-        if done == 0 and finished is not None:
-            done = finished.instances
-            for ending in ("bin", "mask"):
-                shutil.copyfile(self._file(shard, ending), self._file(shard, f"{ending}.part"))
-        for ending, size in (("bin", self.instance_bytes), ("mask", 1)):
-            with open(self._file(shard, f"{ending}.part"), "ab") as file:
-                file.truncate(done * size)
-                os.fsync(file.fileno())
-        self._write_progress(shard, done)
-        return done
-
-    def _finish_interrupted(self, shard: int) -> bool:
-        """Finish a shard that a kill has left with all its bytes, renamed or not."""
-        count = self.shard_size(shard)
-        found = []
-        for ending, size in (("bin", self.instance_bytes), ("mask", 1)):
-            part, final = self._file(shard, f"{ending}.part"), self._file(shard, ending)
-            path = part if part.exists() else final
-            if not path.exists() or path.stat().st_size != count * size:
-                return False
-            found.append(path)
-        self._finish_shard(shard, sha256_of_file(found[0]))
-        return True
-
-    def _write_progress(self, shard: int, done: int) -> None:
-        write_atomically(self._file(shard, "progress"), json.dumps({"instances": done}))
-
     def _windows(self, states: dict[int, int]) -> Iterator[tuple[int, int, int]]:
         """(shard, first row, end row) of everything to be fetched, in order."""
         rows = max(self.options.memory // WINDOWS_AT_ONCE // self.instance_bytes, 1)
         for shard, done in states.items():
-            for first in range(done, self.shard_size(shard), rows):
-                yield shard, first, min(first + rows, self.shard_size(shard))
+            for first in range(done, self.shards.size(shard), rows):
+                yield shard, first, min(first + rows, self.shards.size(shard))
 
     async def _fetch(self, states: dict[int, int]) -> None:
         """Read windows ahead of the one being written; requests of several windows share the connections."""
@@ -321,7 +258,7 @@ class SubsetFetch:
             vocabulary_size=self.manifest.vocabulary_size,
         )
         windows = self._windows(states)
-        total = sum(self.shard_size(shard) for shard in states) * self.instance_bytes
+        total = sum(self.shards.size(shard) for shard in states) * self.instance_bytes
         already = sum(states.values()) * self.instance_bytes
         pending: list[tuple[tuple[int, int, int], asyncio.Task[np.ndarray]]] = []
         with Progress("fetch", total, show=format_bytes, quiet=self.options.quiet, begin_at=already) as progress:
@@ -339,7 +276,7 @@ class SubsetFetch:
                     window, task = pending.pop(0)
                     content = await task
                     start_next()
-                    digest = await asyncio.to_thread(self._append, window, content, digest)
+                    digest = await asyncio.to_thread(self.shards.append, window, content, digest)
             finally:
                 for _, task in pending:
                     task.cancel()
@@ -347,7 +284,7 @@ class SubsetFetch:
 
     async def _read_window(self, window: tuple[int, int, int], reader: WindowReader, progress: Progress) -> np.ndarray:
         shard, first, end = window
-        begin = shard * self.shard_instances
+        begin = shard * self.shards.shard_instances
         requests = plan_requests(
             np.asarray(self.index[begin + first : begin + end]),
             ends=self.ends,
@@ -356,59 +293,14 @@ class SubsetFetch:
         )
         return await reader.read(requests, num_rows=end - first, progress=progress.add)
 
-    def _append(self, window: tuple[int, int, int], content: np.ndarray, digest: tuple[int, Any] | None) -> Any:
-        """Write a window behind its shard, then say so; finish the shard with its last window.
-
-        :param digest: shard and running sha256 where the shard was begun by this call.
-        """
-        shard, first, end = window
-        kept = self.filter.keeps_each(content.view(np.uint32)).astype(np.uint8)
-        for ending, data in (("bin", content), ("mask", kept)):
-            with open(self._file(shard, f"{ending}.part"), "ab") as file:
-                if file.tell() != first * (self.instance_bytes if ending == "bin" else 1):
-                    raise WorkError(f"{file.name}: another process is writing here; run every part once")
-                file.write(data.reshape(-1).data)
-                file.flush()
-                os.fsync(file.fileno())
-        self._write_progress(shard, end)
-        running = digest[1] if digest is not None and digest[0] == shard else None
-        if running is None:
-            running = hashlib.sha256()
-            if first:
-                with open(self._file(shard, "bin.part"), "rb") as file:
-                    for block in _blocks(file, first * self.instance_bytes):
-                        running.update(block)
-        running.update(content.reshape(-1).data)
-        if end == self.shard_size(shard):
-            self._finish_shard(shard, running.hexdigest())
-        return shard, running
-
-    def _finish_shard(self, shard: int, sha256: str) -> None:
-        part = self._file(shard, "mask.part")
-        mask = (part if part.exists() else self._file(shard, "mask")).read_bytes()
-        found = Shard(
-            file=self._file(shard, "bin").name,
-            instances=self.shard_size(shard),
-            sha256=sha256,
-            mask_sha256=hashlib.sha256(mask).hexdigest(),
-            kept=mask.count(1),
-        )
-        # A shard that replaces its shorter self begins with it: the old count and hash stay true in between.
-        for ending in ("bin", "mask"):
-            with contextlib.suppress(FileNotFoundError):  # renamed before a kill
-                os.replace(self._file(shard, f"{ending}.part"), self._file(shard, ending))
-        sync_directory(self.directory)
-        write_atomically(self._file(shard, "json"), json.dumps(asdict(found)) + "\n")
-        self._file(shard, "progress").unlink(missing_ok=True)
-
     def _finish(self) -> bool:
         """Write `subset.json` if every shard is there."""
         with locked(self.directory):
-            shards = [self._finished(k) for k in range(self.num_shards)]
+            shards = [self.shards.finished(k) for k in range(self.shards.number)]
             complete = [
-                found for k, found in enumerate(shards) if found is not None and found.instances == self.shard_size(k)
+                found for k, found in enumerate(shards) if found is not None and found.instances == self.shards.size(k)
             ]
-            if len(complete) < self.num_shards:
+            if len(complete) < self.shards.number:
                 return False
             manifest = SubsetManifest(
                 source_name=self.manifest.name,
@@ -421,8 +313,8 @@ class SubsetFetch:
                 sequence_length=self.manifest.sequence_length,
                 vocabulary_size=self.manifest.vocabulary_size,
                 tokenizer=self.manifest.tokenizer,
-                shard_instances=self.shard_instances,
-                instance_filter=self.filter.to_json(),
+                shard_instances=self.shards.shard_instances,
+                instance_filter=self.shards.filter.to_json(),
                 index_sha256=hashlib.sha256(np.asarray(self.index[: self.instances]).tobytes()).hexdigest(),
                 shards=complete,
             )
@@ -430,9 +322,3 @@ class SubsetFetch:
             for leftover in self.directory.glob(".*.aside"):  # of processes that were killed inside a write
                 leftover.unlink(missing_ok=True)
         return True
-
-
-def _blocks(file: Any, num_bytes: int) -> Iterator[bytes]:
-    while num_bytes > 0 and (block := file.read(min(num_bytes, 1 << 20))):
-        num_bytes -= len(block)
-        yield block

@@ -271,7 +271,7 @@ def test_killed_20_times_and_resumed_it_is_the_same_subset(
 def test_a_kill_while_a_shard_is_finished_reads_nothing_again(
     local: SourceManifest, expected: bytes, tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import olmo_ext.data.fetch as module
+    import olmo_ext.data.shards as module
 
     class Killed(BaseException):
         pass
