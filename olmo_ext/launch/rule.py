@@ -8,7 +8,8 @@ The rule, in this order:
 3. torch.compile per block, default mode.
 4. DDP where weights, gradients, moments and one sequence fit on one GPU: it communicates least, and an Ada node has
    PCIe alone. Else FSDP over all GPUs; on several nodes sharded within a node, replicated between them.
-5. Activation checkpointing (whole layers) only where not even one sequence fits without it.
+5. Activation checkpointing (whole layers) only where not even one sequence fits without it; sharding over all nodes
+   only where not even that is enough.
 6. The largest micro-batch that divides a GPU's share of the global batch and fits into 92 % of its memory.
 
 A key that the launched file itself or the command line sets stays as it is set; files reached through `extends` do not
@@ -61,12 +62,17 @@ def node_settings(config: RunConfig, placement: Placement) -> Mapping[str, Any]:
         "model.flash_attention": False,
         "compile": {},
     }
-    tried: list[tuple[str, str | None]] = [("ddp", None)] if world == 1 else [("ddp", None), ("fsdp", None)]
-    tried += [(strategy, "whole_layer") for strategy, _ in tried]
-    for strategy, checkpointing in tried:
+    several = placement.num_nodes > 1
+    ways = [("ddp", "")] if world == 1 else [("ddp", ""), ("fsdp", "HYBRID_SHARD" if several else "FULL_SHARD")]
+    tried = [(*way, checkpointing) for checkpointing in (None, "whole_layer") for way in ways]
+    if several:
+        tried += [("fsdp", "FULL_SHARD", checkpointing) for checkpointing in (None, "whole_layer")]
+    for strategy, sharding, checkpointing in tried:
         step = StepSettings(
             strategy=strategy,
             num_devices=world,
+            sharding=sharding,
+            replicas=placement.num_nodes,
             checkpointing=checkpointing,
             z_loss=bool(values["softmax_auxiliary_loss"]),
         )
@@ -86,9 +92,8 @@ def node_settings(config: RunConfig, placement: Placement) -> Mapping[str, Any]:
         "device_train_microbatch_size": micro_batch,
     }
     if strategy == "fsdp":
-        hybrid = placement.num_nodes > 1
         settings |= {
-            "fsdp.sharding_strategy": "HYBRID_SHARD" if hybrid else "FULL_SHARD",
+            "fsdp.sharding_strategy": sharding,
             "fsdp.wrapping_strategy": "by_block",
             "fsdp.precision": "mixed",
         }
@@ -99,10 +104,13 @@ def estimate(config: RunConfig, placement: Placement) -> MemoryEstimate:
     """Memory per GPU of a config as it will really run."""
     values = config.values
     per_device = batch_per_rank(values, placement.world_size)
+    fsdp = values["fsdp"] or {}
     step = StepSettings(
         precision=values["precision"],
         strategy=values["distributed_strategy"],
         num_devices=placement.world_size,
+        sharding=fsdp.get("sharding_strategy", "FULL_SHARD"),
+        replicas=fsdp.get("hybrid_sharding_num_model_replicas") or placement.num_nodes,
         checkpointing=values["activation_checkpointing"],
         z_loss=bool(values["softmax_auxiliary_loss"]),
     )

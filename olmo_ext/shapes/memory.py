@@ -58,13 +58,21 @@ class StepSettings:
     checkpointing: str | None = None
     z_loss: bool = True
     sharding: str = "FULL_SHARD"
-    """FSDP's strategy; all but FULL_SHARD and NO_SHARD are taken as SHARD_GRAD_OP, which keeps every gathered weight
-    until its backward pass."""
+    """FSDP's strategy. SHARD_GRAD_OP and its hybrid form keep every gathered weight until its backward pass."""
+
+    replicas: int = 1
+    """Copies of the model that the hybrid strategies keep, one per node unless the config says otherwise."""
 
     @property
     def num_shards(self) -> int:
-        sharded = self.strategy == "fsdp" and self.sharding != "NO_SHARD"
-        return self.num_devices if sharded else 1
+        if self.strategy != "fsdp" or self.sharding == "NO_SHARD":
+            return 1
+        return self.num_devices // self.replicas if "HYBRID" in self.sharding else self.num_devices
+
+    @property
+    def gathers_again(self) -> bool:
+        """Whether a layer's weights are given back after its forward pass."""
+        return self.sharding in ("FULL_SHARD", "HYBRID_SHARD")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +175,7 @@ def estimate_memory(
         # Two layers are gathered at a time (the running one and the next), and the root: embeddings and head.
         per_layer = max(layer.attention + layer.ffn + layer.norm for layer in layers)
         gathered = 2 * per_layer + counts.embedding + counts.head
-        copies = (gathered if settings.sharding == "FULL_SHARD" else parameters) * (2.0 if kind == "amp" else 4.0)
+        copies = (gathered if settings.gathers_again else parameters) * (2.0 if kind == "amp" else 4.0)
     else:
         if kind == "amp":
             copies += 2.0 * (counts.non_embedding + head)

@@ -150,6 +150,8 @@ def _memory_plans(
     ways: list[str | None] = [None, "whole_layer"]
     if values["activation_checkpointing"] not in ways:
         ways.append(values["activation_checkpointing"])
+    fsdp = values["fsdp"] or {}
+    nodes = 1 if machine.node is None else -(-machine.num_gpus // machine.node.gpus_per_node)
     plans = []
     for checkpointing in ways:
         settings = StepSettings(
@@ -158,7 +160,8 @@ def _memory_plans(
             num_devices=machine.num_gpus,
             checkpointing=checkpointing,
             z_loss=bool(values["softmax_auxiliary_loss"]),
-            sharding=(values["fsdp"] or {}).get("sharding_strategy", "FULL_SHARD"),
+            sharding=fsdp.get("sharding_strategy", "FULL_SHARD"),
+            replicas=fsdp.get("hybrid_sharding_num_model_replicas") or nodes,
         )
         largest = None
         if machine.node is not None:

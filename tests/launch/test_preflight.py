@@ -104,6 +104,8 @@ def test_small_models_are_replicated_and_large_ones_sharded(project: Path) -> No
     settings = node_settings(large, place("b200", 1, 8))
     assert (settings["distributed_strategy"], settings["fsdp.sharding_strategy"]) == ("fsdp", "FULL_SHARD")
     assert node_settings(large, place("rtx6000ada", 2, 4))["fsdp.sharding_strategy"] == "HYBRID_SHARD"
+    # Two GPUs of a node are too few for its share: then the shards lie on all nodes.
+    assert node_settings(large, place("rtx6000ada", 4, 2))["fsdp.sharding_strategy"] == "FULL_SHARD"
     with pytest.raises(InputError, match="not even one sequence"):
         node_settings(large, place("rtx6000ada", 1, 1))
     with pytest.raises(InputError, match="does not divide over 3 ranks"):

@@ -50,6 +50,8 @@ def test_ddp_adds_its_buckets_and_fsdp_divides_what_it_shards():
     assert kept.copies > fsdp.copies
     _, whole = estimate(precision="fp32", strategy="fsdp", num_devices=4, sharding="NO_SHARD")
     assert whole.weights == 4 * total
+    _, hybrid = estimate(precision="fp32", strategy="fsdp", num_devices=8, sharding="HYBRID_SHARD", replicas=2)
+    assert hybrid == fsdp
 
 
 def test_activations_of_a_layer_by_hand():
