@@ -155,6 +155,17 @@ def test_a_state_that_is_wrong_only_after_a_chunk_has_ended_is_refused(make_run,
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_rounding_that_is_allowed_for_is_the_models_own(exported):
+    from olmo_ext.export import verify
+    from olmo_ext.upstream import load_model_from_run
+
+    model, _ = load_model_from_run(exported("titans mag")[0])
+    with torch.no_grad():
+        before = model(prompts()).logits
+        assert 1e-8 < verify._rounding(model, prompts(), before) < 5e-6
+        assert torch.equal(model(prompts()).logits, before)
+
+
 def test_a_model_that_computes_no_numbers_is_not_called_different(make_run, tmp_path):
     from olmo_ext.errors import WorkError
     from olmo_ext.export.folder import export_model
