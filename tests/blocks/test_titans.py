@@ -216,6 +216,20 @@ def test_a_memory_with_step_zero_is_a_fixed_function_of_the_token(built):
     torch.testing.assert_close(module(h)[0][:, order], module(h[:, order])[0])
 
 
+@pytest.mark.parametrize("momentum", [-3.0, 0.0, 1.0, 3.0])
+def test_whatever_the_gates_learn_a_long_sequence_leaves_the_memory_finite(momentum, built):
+    """A step summed over a chunk and repeated by the momentum is theta C / (1 - eta), and has to stay below one."""
+    attention = {"type": "titans", "chunk_size": 16, "memory_heads": 1}
+    memory = built(attention=attention, ffn=HOURGLASS).transformer.blocks[0].attention.memory
+    torch.nn.init.constant_(memory.memory_gates.bias[1], 6.0)
+    torch.nn.init.constant_(memory.memory_gates.bias[2], momentum)
+    random = torch.Generator().manual_seed(0)
+    torch.nn.init.normal_(memory.att_proj.weight, std=0.25, generator=random)
+    with torch.no_grad():
+        _, state = memory(torch.randn(1, 2048, 32, generator=random))
+    assert max(float(w.abs().max()) for w in state.memory.weights) < 10
+
+
 @pytest.mark.parametrize("name", FORMS)
 def test_fine_grained_checkpointing_and_mixed_precision_keep_the_numbers(name, built, grads, tokens):
     from olmo.config import ActivationCheckpointingStrategy
@@ -308,7 +322,7 @@ def recalled(built, *, layers, steps, **options):
     return sum(shares[-10:]) / 10
 
 
-@pytest.mark.parametrize(("depth", "layers", "steps"), [(1, 2, 110), (2, 1, 240)])
+@pytest.mark.parametrize(("depth", "layers", "steps"), [(1, 2, 150), (2, 1, 320)])
 def test_a_memory_recalls_what_a_memory_that_cannot_learn_does_not(depth, layers, steps, built):
     task = {"layers": layers, "steps": steps, "memory_depth": depth}
     learning, frozen = recalled(built, **task), recalled(built, **task, theta_max=1e-30)

@@ -150,9 +150,13 @@ class NeuralMemory(nn.Module):
     def gates(self, h: torch.Tensor, wide: torch.dtype) -> Gates:
         """The gates in fp32 (or wider), and their decays as logs."""
         parts = self.memory_gates(h).to(wide).transpose(1, 2).unflatten(1, (-1, self.sizes.heads)).unbind(1)
+        step = self.sizes.theta_max * torch.sigmoid(parts[1])
+        if self.sizes.momentum:
+            # Momentum repeats a step 1 / (1 - eta) times: without this a learned eta makes the memory diverge.
+            step = step * torch.sigmoid(-parts[2])
         return Gates(
             log_keep=F.logsigmoid(-parts[0]),
-            step=self.sizes.theta_max * torch.sigmoid(parts[1]),
+            step=step,
             log_momentum=F.logsigmoid(parts[2]) if self.sizes.momentum else None,
         )
 
