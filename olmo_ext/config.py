@@ -246,11 +246,13 @@ def load_run_config(
     *,
     check_budget_too: bool = True,
     relative_to: Path | None = None,
+    places: Mapping[str, str] | None = None,
 ) -> RunConfig:
     """Load, merge, type and check one run.
 
     :param source: a YAML file, or its content as a mapping (then `extends` is relative to `relative_to`).
     :param overrides: `key=value` strings as on the command line, or a mapping of dotted keys.
+    :param places: dotted key -> file and line, where a mapping's keys and overrides come from.
     :param check_budget_too: whether a `budget` that the shape misses is an error.
     :raises InputError: one line with file, line and key path.
     """
@@ -263,6 +265,7 @@ def load_run_config(
         name = str(path)
         tree = _read_with_parents(path, origins)
     tree = apply_overrides(tree, overrides, origins)
+    origins.update(places or {})
     if path is not None and is_null(tree.get("run_name")):
         tree["run_name"] = path.stem
     tree = _interpolate(tree, origins)

@@ -111,11 +111,19 @@ def _is_given(tree: Mapping[str, Any], dotted: str) -> bool:
     return True
 
 
+def _places(origins: Origins, member: Group, where: str) -> Origins:
+    """Where each key of a member was set: in the sweep's own part, in its entry, or by an axis."""
+    entry = f"runs.{member.name}."
+    own = {key.removeprefix(entry): place for key, place in origins.items() if key.startswith(entry)}
+    return origins | {key: origins.get(f"axes.{key}", where) for key in member.overrides} | own
+
+
 def _load_members(
     members: Sequence[Group],
     *,
     seeds: Sequence[int],
     common: dict[str, Any],
+    origins: Origins,
     overrides: Sequence[str],
     path: Path,
     seeds_change_data: bool,
@@ -136,12 +144,15 @@ def _load_members(
                 changes["seed"] = seed
                 if seeds_change_data:
                     changes["data.seed"] = seed
-            changes.update(parse_override(text) for text in overrides)
+            places = _places(origins, member, str(path))
+            given = dict(map(parse_override, overrides))
+            changes.update(given)
+            places.update(dict.fromkeys(given, "command line"))
             try:
-                config = load_run_config(tree, changes, relative_to=path.parent)
+                config = load_run_config(tree, changes, relative_to=path.parent, places=places)
                 if rule is not None:
                     chosen = {key: value for key, value in rule(config).items() if not _is_given(common, key)}
-                    config = load_run_config(tree, {**chosen, **changes}, relative_to=path.parent)
+                    config = load_run_config(tree, {**chosen, **changes}, relative_to=path.parent, places=places)
             except InputError as error:
                 place = f"{path}, run {name}" + (f", {error.where}" if error.where not in (None, "config") else "")
                 raise InputError(error.what, where=place, right=error.right) from None
@@ -188,6 +199,7 @@ def load_sweep(path: Path | str, overrides: Sequence[str] = (), *, rule: NodeRul
         members,
         seeds=seeds,
         common=common,
+        origins=origins,
         overrides=overrides,
         path=path,
         seeds_change_data=_switch(tree, "seeds_change_data", where=where),

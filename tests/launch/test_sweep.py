@@ -260,3 +260,24 @@ def test_the_papers_figures_go_where_compare_looks_for_them(sweep_file, tmp_path
     (tmp_path / "figures.yaml").write_text("figures: []\n")
     write_sweep_json(load_sweep(sweep_file(text)), tmp_path / "runs")
     assert (tmp_path / "runs" / "expected.yaml").read_text() == "figures: []\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("optimizer:\n  lr: 3\n", "sweep.yaml:3, optimizer.lr"),
+        ("runs:\n  a: {}\n  b:\n    model.n_layers: two\n", "sweep.yaml:5, model.n_layers"),
+        ("runs:\n  a: {}\n  b:\n    model:\n      n_layers: two\n", "sweep.yaml:6, model.n_layers"),
+        ("axes:\n  model.n_layers: [2, two]\n", "sweep.yaml:3, model.n_layers"),
+    ],
+)
+def test_a_mistake_is_named_by_the_line_of_the_sweep_that_holds_it(text: str, place: str, sweep_file) -> None:
+    with pytest.raises(InputError) as caught:
+        load_sweep(sweep_file(text))
+    assert str(caught.value.where).endswith(place)
+
+
+def test_a_mistake_of_the_command_line_is_not_blamed_on_the_sweep(sweep_file) -> None:
+    with pytest.raises(InputError) as caught:
+        load_sweep(sweep_file("model: {n_layers: 4}\n"), ["model.n_layers=two"])
+    assert str(caught.value.where).endswith("command line, model.n_layers")
