@@ -125,7 +125,8 @@ def status(directory: Path, as_json: bool) -> int:
 def cancel(directory: Path, runs: tuple[str, ...]) -> int:
     """Stop the runs of a sweep, or the named ones; running ones save a checkpoint first.
 
-    What was stopped is continued by the same `launch`.
+    Slurm kills a job that is still saving after the cluster's KillWait (30 seconds as a rule): then the steps since its
+    last checkpoint are lost. What was stopped is continued by the same `launch`.
     """
     from olmo_ext.launch.cancel import cancel_runs
 
