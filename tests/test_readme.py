@@ -54,7 +54,7 @@ def smoke(command: str, scratch: Path) -> str:
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a reader's checkout looks like: configs, scripts, slurm, and the files that the README writes."""
     folder = tmp_path_factory.mktemp("reader")
-    for name in ("configs", "scripts", "slurm"):
+    for name in ("configs", "examples", "scripts", "slurm"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("site.env", "__pycache__"))
     shutil.copy(ROOT / "README.md", folder)
     for kind, text in BLOCKS:
