@@ -132,7 +132,7 @@ def test_what_needs_a_cluster_is_submitted_by_the_slurm_tests() -> None:
     submitted = "".join(path.read_text() for path in (ROOT / "tests" / "slurm").glob("*.py"))
     for command in COMMANDS:
         if command.startswith("sbatch"):
-            script = Path(command.split()[1])
+            script = ROOT / next(word for word in command.split() if word.endswith(".sbatch"))
             assert script.is_file() and f'"{script.stem}"' in submitted and "slurm/{node}.sbatch" in submitted
 
 

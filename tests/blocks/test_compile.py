@@ -27,7 +27,7 @@ def sixteen(built):
     """Sixteen layers of sixteen widths, ShapedBlocks."""
 
     def build(**model):
-        return built(n_layers=16, ffn={"type": "hourglass", "d_ff": 72, "taper": {"widths": WIDTHS}}, **model)
+        return built(n_layers=16, ffn={"type": "hourglass", "d_ff": None, "taper": {"widths": WIDTHS}}, **model)
 
     return build
 
@@ -67,7 +67,7 @@ def test_a_tapered_conventional_model_compiles_every_stock_block(built, tokens):
 
     from olmo_ext.upstream import compile_blocks
 
-    model = built(n_layers=16, ffn={"d_ff": 72, "taper": {"widths": WIDTHS}})
+    model = built(n_layers=16, ffn={"d_ff": None, "taper": {"widths": WIDTHS}})
     expected = model(tokens).logits
     report = compile_blocks(model, CompilerConfig(backend="eager"))
     torch.testing.assert_close(model(tokens).logits, expected)

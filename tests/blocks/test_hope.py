@@ -101,18 +101,3 @@ def test_diagnosis_finds_every_level(built):
 def test_a_wrong_option_is_named(options, word, tiny):
     with pytest.raises(InputError, match=word):
         tiny(ffn={"type": "hope", **LEVELS, **options})
-
-
-@pytest.mark.parametrize(
-    ("sections", "word"),
-    [
-        ({"ffn": INDEPENDENT}, "independent levels have no Hugging Face form"),
-        ({"attention": {"type": "titans"}}, "'titans' has no Hugging Face form"),
-    ],
-)
-def test_what_the_hugging_face_class_cannot_compute_is_not_exported(sections, word, tiny):
-    from olmo_ext.export.names import require_exportable
-
-    require_exportable(tiny(ffn=HOPE).shape.layers[0], 0)
-    with pytest.raises(InputError, match=word):
-        require_exportable(tiny(**sections).shape.layers[0], 0)

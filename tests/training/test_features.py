@@ -49,6 +49,7 @@ def test_sixteen_widths_are_all_compiled_and_none_again_after_an_evaluation(fork
     widths = [2 * n for n in range(8, 24)]
     text = config(
         "model.n_layers=16",
+        "model.ffn.d_ff=null",
         f"model.ffn.taper.widths={widths}",
         "compile.backend=eager",
         "eval_interval=2",
