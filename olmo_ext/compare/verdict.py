@@ -163,7 +163,9 @@ def _cost(group: GroupResult) -> str:
         else:
             parts.append(f"The baseline reaches its loss with {group.speed_up.ratio:.0%} of the tokens")
     if group.flops_change is not None:
-        parts.append(f"a token costs {words.percent(group.flops_change)} training FLOPs")
+        same = abs(group.flops_change) < 0.0005
+        change = "the same" if same else words.percent(group.flops_change)
+        parts.append(f"a token costs {change} training FLOPs")
     return (", and ".join(parts) if parts else "Its cost is not recorded") + "."
 
 
