@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from olmo_ext.config import RunConfig
 from olmo_ext.errors import InputError
+from olmo_ext.launch.sweep_run import SweepRun
 from olmo_ext.quantities import format_count
 from olmo_ext.schedule import run_length
-
-if TYPE_CHECKING:
-    from olmo_ext.launch.sweep import SweepRun
 
 BUDGET_QUANTITIES = ("non_embedding", "total", "training_flops_per_token")
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from olmo_ext.errors import InputError
 from olmo_ext.launch.slurm_queue import submitted_jobs
-from olmo_ext.launch.sweep import Sweep, SweepRun, write_sweep_json
+from olmo_ext.launch.sweep import Sweep, write_sweep_json
+from olmo_ext.launch.sweep_run import SweepRun
 from olmo_ext.rundir import RunDirectory
 from olmo_ext.training.identity import differences_from
 from olmo_ext.training.run import is_finished

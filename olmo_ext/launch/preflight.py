@@ -11,7 +11,8 @@ from typing import Any
 
 from olmo_ext.errors import InputError
 from olmo_ext.launch.rule import Placement, describe, estimate
-from olmo_ext.launch.sweep import Sweep, SweepRun
+from olmo_ext.launch.sweep import Sweep
+from olmo_ext.launch.sweep_run import SweepRun
 from olmo_ext.nodes import load_hardware
 from olmo_ext.quantities import format_bytes, format_count
 from olmo_ext.schedule import batch_per_rank, learning_rate_warnings, run_length

@@ -32,28 +32,12 @@ from olmo_ext.errors import InputError
 from olmo_ext.files import write_atomically
 from olmo_ext.launch.fairness import check_equal_budgets, refuse_twins
 from olmo_ext.launch.groups import Group, as_list, check_name, groups_of, name_text, seeds_of
+from olmo_ext.launch.sweep_run import SweepRun
 from olmo_ext.schema import SWEEP_WORDS, load_schema
 from olmo_ext.yaml_tree import Origins, is_null, plain_value, read_yaml
 
 NodeRule = Callable[[RunConfig], Mapping[str, Any]]
 """Settings (dotted keys) that fit a config to a node type; they win over `extends`, not over the file itself."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SweepRun:
-    """One member of a sweep."""
-
-    name: str
-    """The folder's name, and `run_name` of the config."""
-
-    group: str
-    """The name without its seed: runs of one group differ in seed only."""
-
-    seed: int
-    values: dict[str, Any]
-    """Axis -> value (the option's name where the axis names options); for a listed run, dotted key -> value."""
-
-    config: RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,19 +13,12 @@ from torch.distributed.fsdp import FullOptimStateDictConfig, FullStateDictConfig
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 
 from olmo_ext.errors import InputError
-
-WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
+from olmo_ext.training.parameter_names import clean_name
+from olmo_ext.training.update_periods import equal_entries
 
 Tensors = dict[str, torch.Tensor]
 OptimizerState = dict[str, Tensors]
 """Parameter name -> state name -> tensor."""
-
-
-def clean_name(name: str) -> str:
-    """A parameter's name in the bare model: DDP's prefix and the wrappers that sit anywhere are left out."""
-    for wrapper in WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name.removeprefix("module.")
 
 
 def _full_state(model: FSDP) -> Any:
@@ -46,8 +39,6 @@ def gather(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Te
     """
     first = not dist.is_initialized() or dist.get_rank() == 0
     if isinstance(model, FSDP):
-        from olmo_ext.training.update_periods import equal_entries
-
         with _full_state(model), equal_entries(optimizer) as superfluous:
             weights = {clean_name(name): tensor for name, tensor in model.state_dict().items()}
             moments = FSDP.optim_state_dict(model, optimizer)

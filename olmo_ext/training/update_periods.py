@@ -25,7 +25,7 @@ import torch
 from olmo_ext.blocks.registry import FFN_TYPES
 from olmo_ext.errors import InputError
 from olmo_ext.shapes.model import ModelShape
-from olmo_ext.training.state import clean_name
+from olmo_ext.training.parameter_names import clean_name
 
 LEVEL = re.compile(r"\.(?:sub_mlps|ff_norms)\.(\d+)\.")
 SUM, COUNT = "grad_sum", "grad_count"

@@ -30,7 +30,7 @@ def save_first_step(folder: Path) -> None:
         if step == 1:
             from torch.distributed.fsdp import FullyShardedDataParallel as Sharded
 
-            from olmo_ext.training.state import clean_name
+            from olmo_ext.training.parameter_names import clean_name
 
             weights, _ = gather(self.trainer.dist_model, self.trainer.optim)
             model = self.trainer.dist_model
