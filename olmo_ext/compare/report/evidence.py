@@ -172,13 +172,14 @@ def _provenance(run: Run) -> str:
     diff = f" with uncommitted changes ({str(code['diff_sha256'])[:12]})" if code.get("diff_sha256") else ""
     world = source.get("world_size") or 1
     validation = "; ".join(f"{label} {value}" for label, value in (data.get("evaluation") or {}).items())
+    machine = (source.get("host", "?"), source.get("device", "?"), words.plural(world, "rank"))
     facts = [
         ("Again", Html(f"<code>{escape(again)}</code>")),
         ("Started as", Html(f"<code>{escape(command_of(run))}</code>")),
         ("Folder", Html(f"<code>{escape(str(run.path))}</code>")),
         ("Code", f"olmo-ext {code.get('version', '?')}, revision {code.get('revision') or 'unknown'}{diff}"),
         ("Packages", f"{packages}; Python {source.get('python', '?')}"),
-        ("Machine", f"{source.get('host', '?')}, {source.get('device', '?')}, {words.plural(world, 'rank')}"),
+        ("Machine", ", ".join(filter(None, machine))),
         ("Training data", f"{data.get('fingerprint') or 'not recorded'}, order seed {data.get('order_seed')}"),
         ("Tokenizer", str(data.get("tokenizer") or "not recorded")),
         ("Validation", validation or "not recorded"),
