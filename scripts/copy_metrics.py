@@ -27,7 +27,10 @@ def without_place(text: str, name: str, prefix: str) -> str:
     text = text.replace(f"{prefix.rstrip('/')}/", "")
     if name not in ("provenance.json", "state.json"):
         return text
-    return json.dumps(json.loads(text) | {"host": ""}, indent=1) + "\n"
+    content = json.loads(text) | {"host": ""}
+    if "command" in content:  # the program may lie in another folder than the runs
+        content["command"] = [word if not word.startswith("/") else Path(word).name for word in content["command"]]
+    return json.dumps(content, indent=1) + "\n"
 
 
 def files_of(run: Path) -> list[Path]:

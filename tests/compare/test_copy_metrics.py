@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -23,8 +24,8 @@ def copy(sweep: Path, target: Path, *, cwd: Path) -> subprocess.CompletedProcess
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True)
 
 
-def compared(path: Path) -> dict:
-    result = CliRunner().invoke(cli, ["compare", str(path), "--json"], catch_exceptions=False)
+def compared(path: Path, *options: str) -> dict:
+    result = CliRunner().invoke(cli, ["compare", str(path), "--json", *options], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return json.loads(result.output)
 
@@ -35,7 +36,8 @@ def sweep(tmp_path: Path) -> Path:
     groups["hourglass"] = {"steps": 20, "evaluations": 4, "final": [2.9, 2.92, 2.91]}
     path = make_sweep(tmp_path / "runs" / "demo", groups, baseline="conventional")
     provenance = path / "hourglass-s1" / "provenance.json"
-    content = json.loads(provenance.read_text()) | {"host": "login3", "command": [f"{tmp_path}/bin/olmo-ext", "train"]}
+    command = [f"{tmp_path}/bin/olmo-ext", "/opt/place/x.yaml"]
+    content = json.loads(provenance.read_text()) | {"host": "login3", "command": command}
     provenance.write_text(json.dumps(content))
     return path
 
@@ -46,7 +48,8 @@ def test_a_copy_compares_as_the_runs_do_and_does_not_name_the_machine(sweep: Pat
     there, here = compared(sweep), compared(tmp_path / "kept")
     assert here["groups"] == there["groups"]
     text = "".join(path.read_text() for path in (tmp_path / "kept").rglob("*.*"))
-    assert "login3" not in text and str(tmp_path) not in text and '"bin/olmo-ext"' in text
+    assert "login3" not in text and str(tmp_path) not in text and "/opt/place" not in text
+    assert '"bin/olmo-ext"' in text and '"x.yaml"' in text
 
 
 def test_runs_that_are_not_finished_are_named_and_come_with_a_later_call(sweep: Path, tmp_path: Path) -> None:
@@ -70,11 +73,29 @@ def test_a_copy_is_never_overwritten_with_something_else(sweep: Path, tmp_path: 
     assert (tmp_path / "kept" / "hourglass-s1" / "metrics.jsonl").read_text() == before
 
 
+def as_printed(difference: dict) -> str:
+    mean, low, high = (f"{difference[key]:+.3f}".replace("-", "−") for key in ("mean", "low", "high"))
+    return f"{mean} [{low}, {high}]"
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_a_committed_example_is_whole_and_its_intervals_stand_in_the_readme(example: Path) -> None:
     readme = (ROOT / "README.md").read_text()
     for group in compared(example)["groups"]:
         assert group["seeds_finished"] == group["seeds_asked"] and not group["not_compared_because"], group["group"]
         if (difference := group["difference_nats"]) is not None:
-            mean, low, high = (f"{difference[key]:+.3f}".replace("-", "−") for key in ("mean", "low", "high"))
-            assert f"{mean} [{low}, {high}]" in readme, group["group"]
+            assert as_printed(difference) in readme, group["group"]
+
+
+def test_every_interval_that_the_readme_prints_is_one_of_the_examples() -> None:
+    found = set()
+    for example, baselines in {"shapes": ["conventional"], "mixers": ["conventional", "gated", "hope"]}.items():
+        for baseline in baselines:
+            for group in compared(ROOT / "examples" / example, "--baseline", baseline)["groups"]:
+                views = [view["difference"] for view in group["views"].values()]
+                known = [x for x in [group["difference_nats"], *views] if x and x["low"] is not None]
+                found |= {as_printed(difference) for difference in known}
+    number = r"[+−]\d\.\d{3}"
+    text = " ".join((ROOT / "README.md").read_text().split())
+    printed = re.findall(rf"{number} \[{number}, {number}\]", text)
+    assert len(printed) > 8 and set(printed) <= found, set(printed) - found
