@@ -12,10 +12,10 @@ function, not of its schedule: it is fixed by the config, and decoding keeps it.
     mag   out(norm(attention(x)) * sigmoid(norm(memory(x))))             both read x; no other output gate
     mal   out(attention(norm(memory_out(memory(x) * sigmoid(gate(x))))))  attention reads what the memory returns
 
-Ours, where the paper is silent: a token sees its own write (`read: inclusive`); convolution, then SiLU, then the
-2-norm of q and k; theta is at most theta_max (1 - eta), theta_max is 1/chunk_size (more diverges); in MAG both branches
-share the output projection; persistent tokens are written into the memory first, and are keys in sight of every token
-in MAG's attention.
+Ours, where the paper is silent: a token sees its own write (`read: inclusive`); convolution, then SiLU, then the 2-norm
+of q and k; theta is at most theta_max (1 - eta), theta_max is 1/chunk_size (more diverges, and at learning rates of
+3e-3 this still can, since nothing bounds v); in MAG both branches share the output projection; persistent tokens are
+written into the memory first, and are keys in sight of every token in MAG's attention.
 """
 
 from __future__ import annotations

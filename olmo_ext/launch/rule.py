@@ -104,15 +104,12 @@ def estimate(config: RunConfig, placement: Placement) -> MemoryEstimate:
     """Memory per GPU of a config as it will really run."""
     values = config.values
     per_device = batch_per_rank(values, placement.world_size)
-    fsdp = values["fsdp"] or {}
-    step = StepSettings(
-        precision=values["precision"],
+    step = StepSettings.of(
+        values,
         strategy=values["distributed_strategy"],
-        num_devices=placement.world_size,
-        sharding=fsdp.get("sharding_strategy", "FULL_SHARD"),
-        replicas=fsdp.get("hybrid_sharding_num_model_replicas") or placement.num_nodes,
         checkpointing=values["activation_checkpointing"],
-        z_loss=bool(values["softmax_auxiliary_loss"]),
+        num_devices=placement.world_size,
+        nodes=placement.num_nodes,
     )
     micro_batch = min(values["device_train_microbatch_size"], per_device)
     return estimate_memory(config.shape, config.counts, step, micro_batch=micro_batch)

@@ -9,6 +9,7 @@ matrix). Checked against measured peaks in `benchmarks/memory_estimate.py`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -62,6 +63,22 @@ class StepSettings:
 
     replicas: int = 1
     """Copies of the model that the hybrid strategies keep, one per node unless the config says otherwise."""
+
+    @classmethod
+    def of(
+        cls, values: Mapping[str, Any], *, strategy: str | None, checkpointing: str | None, num_devices: int, nodes: int
+    ) -> StepSettings:
+        """As a resolved config has it, on that many devices of that many nodes."""
+        fsdp = values["fsdp"] or {}
+        return cls(
+            precision=values["precision"],
+            strategy=strategy,
+            num_devices=num_devices,
+            checkpointing=checkpointing,
+            z_loss=bool(values["softmax_auxiliary_loss"]),
+            sharding=fsdp.get("sharding_strategy", "FULL_SHARD"),
+            replicas=fsdp.get("hybrid_sharding_num_model_replicas") or nodes,
+        )
 
     @property
     def num_shards(self) -> int:

@@ -150,18 +150,11 @@ def _memory_plans(
     ways: list[str | None] = [None, "whole_layer"]
     if values["activation_checkpointing"] not in ways:
         ways.append(values["activation_checkpointing"])
-    fsdp = values["fsdp"] or {}
     nodes = 1 if machine.node is None else -(-machine.num_gpus // machine.node.gpus_per_node)
     plans = []
     for checkpointing in ways:
-        settings = StepSettings(
-            precision=values["precision"],
-            strategy=strategy,
-            num_devices=machine.num_gpus,
-            checkpointing=checkpointing,
-            z_loss=bool(values["softmax_auxiliary_loss"]),
-            sharding=fsdp.get("sharding_strategy", "FULL_SHARD"),
-            replicas=fsdp.get("hybrid_sharding_num_model_replicas") or nodes,
+        settings = StepSettings.of(
+            values, strategy=strategy, checkpointing=checkpointing, num_devices=machine.num_gpus, nodes=nodes
         )
         largest = None
         if machine.node is not None:
