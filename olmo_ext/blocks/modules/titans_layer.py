@@ -186,6 +186,9 @@ class NeuralMemory(nn.Module):
             heads = F.silu(qkv.to(wide)).unflatten(1, (3, self.sizes.heads, -1)).transpose(-1, -2)
             q, k, v = heads.unbind(1)
             q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
+            if self.sizes.value_norm:
+                # A step follows the error, and nothing else bounds what the memory is asked to return.
+                v = F.normalize(v, dim=-1)
         gates = self.gates(h, wide)
         with torch.autocast(h.device.type, enabled=False):
             read, memory = run_memory(

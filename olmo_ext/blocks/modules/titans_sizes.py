@@ -32,6 +32,8 @@ class TitansSizes:
     inclusive: bool
     output_gate: bool
     theta_max: float
+    value_norm: bool
+    """Whether a value has unit length, as queries and keys have."""
 
     @property
     def width(self) -> int:
