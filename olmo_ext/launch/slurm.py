@@ -24,7 +24,14 @@ from olmo_ext.launch.preflight import Findings, preflight
 from olmo_ext.launch.rule import Placement, node_settings
 from olmo_ext.launch.slurm_command import Submission, sbatch_command, sbatch_runs, shell_line
 from olmo_ext.launch.slurm_job import record
-from olmo_ext.launch.slurm_limits import Limits, check_partition, limit_of, read_limits, test_submission
+from olmo_ext.launch.slurm_limits import (
+    Limits,
+    check_partition,
+    limit_of,
+    read_limits,
+    test_submission,
+    unavailable_nodes,
+)
 from olmo_ext.launch.slurm_queue import (
     SLURM_SECONDS,
     client_environment,
@@ -278,9 +285,17 @@ def _check_with_slurm(launch: _Launch, script: Path, findings: Findings) -> None
         command = [*command[: command.index(str(folder / shared.name))], str(shared)]
         jobs.append(("cpu", shared, None, command, "the comparison or data fetch (SBATCH_PARTITION_CPU): "))
     for kind, file, time_limit, command, whose in jobs:
-        limit = limit_of(file, site.options(kind), time_limit)
-        if problem := check_partition(site.get("SBATCH_PARTITION", kind), limit) or test_submission(command):
+        partition = site.get("SBATCH_PARTITION", kind)
+        if problem := check_partition(partition, limit_of(file, site.options(kind), time_limit)):
             findings.add_error(whose + problem)
+        elif refusal := test_submission(command):
+            away = unavailable_nodes(partition) if refusal.of_nodes else []
+            if away:
+                waits = ", ".join(away[:3]) + (f" and {len(away) - 3} more" if len(away) > 3 else "")
+                findings.add_warning(f"{whose}no node that is up fits ({refusal.text}); it will wait for {waits}")
+            else:
+                where = "; slurm/site.env has partition and GPU type, slurm/nodes.yaml a node's size"
+                findings.add_error(f"{whose}sbatch would refuse: {refusal.text}{where if refusal.of_nodes else ''}")
 
 
 def _tell(launch: _Launch, members: Sequence[Member], findings: Findings, *, has_slurm: bool) -> None:

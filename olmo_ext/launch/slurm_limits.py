@@ -76,8 +76,34 @@ def check_partition(partition: str | None, time_limit: str | None) -> str | None
     return None
 
 
-def test_submission(command: Sequence[str]) -> str | None:
-    """Ask sbatch whether it would take a job, without submitting it; what it says against it, or None."""
+AVAILABLE_STATES = ("idle", "mix", "alloc", "comp", "resv", "maint", "plan")
+"""What the names begin with of the states in which a node runs jobs, now or after those it has."""
+
+
+def unavailable_nodes(partition: str | None) -> list[str]:
+    """Nodes of a partition (of the cluster where None) that are down, drained or silent: `name state`."""
+    of = [f"--partition={partition}"] if partition else []
+    listing = _ask("sinfo", "--noheader", "--Node", "--format=%N|%T", *of) or ""
+    states = dict(line.split("|") for line in listing.splitlines() if line.count("|") == 1)
+    return [
+        f"{node} {state}"
+        for node, state in states.items()
+        # The star is Slurm's for a node that does not answer.
+        if not state.startswith(AVAILABLE_STATES) or state.endswith("*")
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """What sbatch says against a job."""
+
+    text: str
+    of_nodes: bool
+    """No node fits. Asked for a test, Slurm counts only nodes that are up; a real job waits for the others."""
+
+
+def test_submission(command: Sequence[str]) -> Refusal | None:
+    """Ask sbatch whether it would take a job, without submitting it; None where it would, or does not answer."""
     asked = [command[0], "--test-only", *[word for word in command[1:] if word != "--parsable"]]
     try:
         answer = subprocess.run(
@@ -88,8 +114,8 @@ def test_submission(command: Sequence[str]) -> str | None:
     if answer.returncode == 0:
         return None
     said = " ".join(re.sub(r"sbatch: (error: )?", "", answer.stderr).split())
-    if "node configuration" in said:
-        sizes = ("--nodes", "--gpus-per-node", "--cpus-per-task", "--mem", "--partition")
-        wanted = " ".join(word for word in asked if word.startswith(sizes)) or "what its #SBATCH lines say"
-        said += f": {wanted}; slurm/site.env has partition and GPU type, slurm/nodes.yaml a node's size"
-    return f"sbatch would refuse: {said}"
+    if "node configuration" not in said:
+        return Refusal(text=said, of_nodes=False)
+    sizes = ("--nodes", "--gpus-per-node", "--cpus-per-task", "--mem", "--partition")
+    wanted = " ".join(word for word in asked if word.startswith(sizes)) or "what its #SBATCH lines say"
+    return Refusal(text=f"{said}: {wanted}", of_nodes=True)

@@ -248,8 +248,8 @@ device_train_microbatch_size: 1
 FAKES = {
     "sbatch": """#!/bin/bash
 case " $* " in *" --test-only "*)
-  [ -e "$FAKE/too-large" ] || exit 0
-  echo "allocation failure: Requested node configuration is not available" >&2; exit 1 ;;
+  [ -e "$FAKE/refuse-test" ] || exit 0
+  cat "$FAKE/refuse-test" >&2; exit 1 ;;
 esac
 printf '%s\\n' "$@" "" >> "$FAKE/asked"
 env | sort > "$FAKE/environment"
@@ -265,6 +265,7 @@ echo $((100 + count))
 echo "MaxArraySize            = ${MAX_ARRAY_SIZE:-1001}"
 """,
     "sinfo": """#!/bin/bash
+case " $* " in *" --Node "*) cat "$FAKE/nodes" 2>/dev/null; exit ;; esac
 echo "b200*|up|1-00:00:00"
 """,
     "scancel": """#!/bin/bash
@@ -402,10 +403,31 @@ def test_a_partition_that_only_the_comparison_lacks_is_refused_before_anything_i
     assert len(submitted(fake_slurm)) == 1
 
 
+NO_NODE = "allocation failure: Requested node configuration is not available"
+UP = "".join(f"n{i}|{state}\n" for i, state in enumerate(["idle", "mixed", "allocated", "completing", "maint"]))
+
+
 def test_a_node_that_the_cluster_does_not_have_is_refused_with_what_was_asked_for(fake_slurm: Path) -> None:
-    (fake_slurm / "too-large").touch()
+    (fake_slurm / "refuse-test").write_text(NO_NODE)
+    (fake_slurm / "nodes").write_text(UP)
     message = invoke(fails=InputError)
     assert "--gpus-per-node=8 --cpus-per-task=112" in message and "slurm/nodes.yaml" in message
+
+
+@pytest.mark.parametrize("state", ["down", "down*", "drained", "draining", "idle*", "unknown*", "reboot_issued"])
+def test_a_job_that_only_waits_for_a_node_that_is_away_is_queued_with_a_warning(fake_slurm: Path, state: str) -> None:
+    """Slurm's test counts the nodes that are up; a job that is really submitted waits for the others."""
+    (fake_slurm / "refuse-test").write_text(NO_NODE)
+    (fake_slurm / "nodes").write_text(f"{UP}away-1|{state}\n")
+    assert f"it will wait for away-1 {state}\n" in invoke()
+    assert len(submitted(fake_slurm)) == 2
+
+
+def test_any_other_refusal_stays_one_whatever_nodes_are_away(fake_slurm: Path) -> None:
+    (fake_slurm / "refuse-test").write_text("allocation failure: Invalid account or account/partition combination")
+    (fake_slurm / "nodes").write_text("away-1|down\n")
+    assert "sbatch would refuse: allocation failure: Invalid account" in invoke(fails=InputError)
+    assert not submitted(fake_slurm)
 
 
 @pytest.mark.parametrize("name", ["SQUEUE_STATES", "SINFO_PARTITION", "SCANCEL_STATE", "SLURM_CLUSTERS", "SBATCH_QOS"])

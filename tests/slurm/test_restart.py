@@ -93,6 +93,19 @@ def test_a_node_that_goes_down_costs_an_attempt_and_not_the_run(project: Project
     assert project.run("sweep/a").read_state().status == "done"
 
 
+def test_a_partition_that_is_down_for_now_takes_the_runs_and_they_wait_for_it(project: Project) -> None:
+    project.write("sweep.yaml", "base: base.yaml\nmax_duration: 40\nruns: {a: {seed: 1}}")
+    scontrol("update", "nodename=b200-[1-2]", "state=down", "reason=test")
+    try:
+        said = project.launch("sweep.yaml", "--no-compare").stderr
+        assert "it will wait for b200-1 down" in said
+        assert list(queued_jobs().values()) == ["PENDING"]
+    finally:
+        scontrol("update", "nodename=b200-[1-2]", "state=resume")
+    project.wait_until_gone("sweep")
+    assert project.run("sweep/a").read_state().status == "done"
+
+
 def test_preemption_is_requeued_by_slurm(project: Project) -> None:
     project.site(
         f"PYTHONPATH={FAKE_TRAINING}\nFAKE_STEP_SECONDS=0.2\nSBATCH_PARTITION_B200=low\n"
