@@ -69,6 +69,7 @@ KINDS: dict[str, dict[str, Any]] = {
             "window": 6,
             "chunk_size": 20,
             "theta_max": 0.02,
+            "value_norm": False,
             "persistent_tokens": 2,
             "n_kv_heads": 2,
             "memory_heads": 2,
