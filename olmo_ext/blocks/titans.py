@@ -17,6 +17,11 @@ of q and k; also of v (`value_norm`: with the paper's v of any length, two of th
 steps at a learning rate of 3e-3); theta is at most theta_max (1 - eta), theta_max is 1/chunk_size (more diverges); in
 MAG both branches share the output projection; persistent tokens are written into the memory first, and are keys in
 sight of every token in MAG's attention.
+
+Our own code, because `NeuralMemory` of titans-pytorch 0.5.5 computes something else. What a token writes is read from
+the end of its chunk on alone (in chunks of 16, token 5 changes what is returned for 5 and from 15 on), so it fails
+`test_chunks_equal_the_token_by_token_recurrence`; and it cannot go on with several tokens from inside a chunk, so it
+fails `test_decoding_with_the_carried_state_equals_the_full_forward`.
 """
 
 from __future__ import annotations
