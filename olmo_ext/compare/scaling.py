@@ -3,12 +3,14 @@
 Four sizes or more: L = E + A N^-alpha. Three sizes: L = A N^-alpha, since three points cannot tell an offset from a
 curvature. N is non-embedding parameters. The uncertainty is a bootstrap that draws, at every size, as many losses as it
 has seeds around the fit with the pooled deviation between seeds; with single seeds the deviation is that of the
-residuals (sizes minus parameters degrees of freedom), which few sizes estimate badly.
+residuals (sizes minus parameters degrees of freedom), which few sizes estimate badly. Families are drawn independently:
+where their runs are paired by seed and errors go together, a crossing is better known than its interval says.
 """
 
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -135,15 +137,15 @@ def _fit(family: str, entries: list[tuple[int, str, list[float]]], distinct: int
         variance = ((means - fitted) ** 2).sum() / remaining if remaining > 0 else math.nan
     draws = np.empty((0, 3))
     if math.isfinite(variance) and variance > 0:
-        generator = np.random.default_rng(6198)
+        # The same page at every build, and not the same noise in every family: it would cancel in their difference.
+        generator = np.random.default_rng([6198, zlib.crc32(family.encode())])
         noise = generator.standard_normal((RESAMPLES, len(sizes))) * np.sqrt(variance / counts)
         draws = np.array([_solve(sizes, np.maximum(fitted + row, 1e-6), with_offset) for row in noise])
     grid = np.geomspace(sizes[0], sizes[-1], 40)
     low = high = np.empty(0)
     interval = None
     if len(draws):
-        values = draws[:, :1] + np.exp(draws[:, 1:2]) * grid[None, :] ** -draws[:, 2:]
-        low, high = np.quantile(values, [0.025, 0.975], axis=0)
+        low, high = np.quantile(_curve(draws, grid), [0.025, 0.975], axis=0)
         bounds = np.quantile(draws[:, 2], [0.025, 0.975])
         interval = (float(bounds[0]), float(bounds[1]))
     return FamilyFit(
@@ -165,6 +167,7 @@ def _fit(family: str, entries: list[tuple[int, str, list[float]]], distinct: int
 
 
 def _curve(parameters: np.ndarray, grid: np.ndarray) -> np.ndarray:
+    """Losses in nats, [fits, points], of rows (offset, log factor, exponent) at the sizes of `grid`."""
     return parameters[:, :1] + np.exp(parameters[:, 1:2]) * grid[None, :] ** -parameters[:, 2:]
 
 

@@ -64,3 +64,14 @@ def test_a_family_that_is_better_throughout_does_not_cross_and_noise_cannot_say(
     assert apart is not None and "low is lower throughout" in apart.crossings[0].text
     mixed = fit_scaling(_family("one", lambda n: 12 * n**-0.1, 0.05) | _family("another", lambda n: 12 * n**-0.1, 0.05))
     assert mixed is not None and "cannot say" in mixed.crossings[0].text
+
+
+def test_the_noise_of_two_families_does_not_cancel_in_their_crossing() -> None:
+    """At any size the variance of the difference of two fits is the sum of both variances."""
+    result = fit_scaling(
+        _family("left", lambda n: 12 * n**-0.10, 0.02) | _family("right", lambda n: 15.9 * n**-0.118, 0.02)
+    )
+    assert result is not None
+    left, right = (fit.draws[:, 0] + np.exp(fit.draws[:, 1]) * 16e6 ** -fit.draws[:, 2] for fit in result.fits)
+    assert np.var(left - right) == pytest.approx(np.var(left) + np.var(right), rel=0.25)
+    assert abs(np.corrcoef(left, right)[0, 1]) < 0.2
