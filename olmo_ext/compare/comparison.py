@@ -27,6 +27,7 @@ from olmo_ext.compare.views import (
     equal_budget,
     learning_rate_axis,
     learning_rate_rows,
+    shape_names,
     speed_up,
 )
 from olmo_ext.errors import InputError
@@ -63,6 +64,8 @@ def compare_sweep(sweep: Sweep, *, label: str | None = None, expected: Path | No
     downstream = downstream_scores(groups)
     rate_axis = learning_rate_axis({group.name: group.runs[0].axes for group in groups if group.runs})
     rates = _learning_rates(groups, sweep.baseline, rate_axis) if rate_axis else []
+    # A fit over sizes is one of each size's best learning rate, not of a mean over all that were tried.
+    best_rates = {row.best_group for row in rates}
     result = Comparison(
         sweep=sweep,
         label=label,
@@ -74,7 +77,10 @@ def compare_sweep(sweep: Sweep, *, label: str | None = None, expected: Path | No
             {
                 group.name: (group.features.family, group.features.non_embedding, group.losses)
                 for group in groups
-                if group.features.non_embedding and group.losses and not group.blocking
+                if group.features.non_embedding
+                and group.losses
+                and not group.blocking
+                and (not rates or group.name in best_rates or rate_axis not in group.runs[0].axes)
             }
         ),
         paper=[] if expected is None else paper_rows(groups, expected, label=label, downstream=downstream),
@@ -215,10 +221,6 @@ def _common(lists: Any) -> list[str]:
 
 def _learning_rates(groups: list[GroupResult], baseline: str, axis: str) -> list[LearningRateRow]:
     axes: dict[str, Mapping[str, Any]] = {group.name: group.runs[0].axes for group in groups if group.runs}
-    names = {}
-    for name, values in axes.items():
-        others = [str(value) for key, value in values.items() if key != axis]
-        names[name] = " · ".join(others) or "all"
     # Groups of another length or data cannot be the best of anything.
     losses = {group.name: group.losses for group in groups if not group.blocking}
-    return learning_rate_rows(axis, axes, losses, baseline, names)
+    return learning_rate_rows(axis, axes, losses, baseline, shape_names(axes, axis))

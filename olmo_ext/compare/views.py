@@ -122,7 +122,7 @@ class LearningRateRow:
     best: float
     best_group: str
     at_edge: bool
-    """Whether the best is the smallest or largest tried: the optimum may lie beyond."""
+    """Whether the best is the smallest or largest tried, or the only one: the optimum may lie beyond."""
 
     best_difference: Difference | None = None
     """Best against the baseline's best, each at its own learning rate."""
@@ -138,6 +138,18 @@ def learning_rate_axis(axes: Mapping[str, Mapping[str, Any]]) -> str | None:
         if len({values.get(name) for values in axes.values()}) > 1:
             return name
     return None
+
+
+def shape_names(axes: Mapping[str, Mapping[str, Any]], rate_axis: str) -> dict[str, str]:
+    """Group -> the name of its shape: its values but the learning rate, with their keys where two would read alike.
+
+    :param axes: group -> the values by which the sweep made it.
+    """
+    parts = {name: [(k, str(v)) for k, v in values.items() if k != rate_axis] for name, values in axes.items()}
+    short = {name: " · ".join(value for _, value in found) for name, found in parts.items()}
+    if len(set(short.values())) < len({tuple(found) for found in parts.values()}):
+        short = {name: " · ".join(f"{key}={value}" for key, value in found) for name, found in parts.items()}
+    return {name: text or "all" for name, text in short.items()}
 
 
 def learning_rate_rows(
@@ -171,7 +183,7 @@ def learning_rate_rows(
             "losses": {rate: mean(group) for rate, group in ordered.items()},
             "best": best,
             "best_group": ordered[best],
-            "at_edge": len(ordered) > 1 and best in (min(ordered), max(ordered)),
+            "at_edge": best in (min(ordered), max(ordered)),
         }
         if shape != home and home in shapes:
             base_best = min(shapes[home], key=lambda rate: mean(shapes[home][rate]))

@@ -136,6 +136,8 @@ def scaling(result: Comparison) -> Html:
             else ""
         )
         said.append(f"{crossing.left} and {crossing.right}: {crossing.text}{at}{bounds}.")
+    if result.learning_rates:
+        said.append("Every size counts with its best learning rate alone.")
     reasons: dict[str, list[str]] = {}
     for family, why in result.scaling.skipped.items():
         reasons.setdefault(why, []).append(family)

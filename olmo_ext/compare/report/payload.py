@@ -11,6 +11,7 @@ from olmo_ext.compare.collect import TRAIN_LOSS, Run, Series, validation_metric
 from olmo_ext.compare.group import GroupResult
 from olmo_ext.compare.outcome import Comparison
 from olmo_ext.compare.report.thinning import extremes, means
+from olmo_ext.compare.views import shape_names
 
 MOST_BUCKETS = 133
 RUNS_AT_MOST_BUCKETS = 50
@@ -192,9 +193,8 @@ def _families(result: Comparison, index: dict[str, int]) -> list[dict[str, Any]]
 
 
 def _rate_lines(result: Comparison, index: dict[str, int]) -> list[dict[str, Any]]:
+    axes = {group.name: group.runs[0].axes if group.runs else {} for group in result.groups}
     lines: dict[str, list[int]] = {}
-    for group in result.groups:
-        axes = group.runs[0].axes if group.runs else {}
-        name = " · ".join(str(v) for k, v in axes.items() if k != result.learning_rate_axis) or "all"
-        lines.setdefault(name, []).append(index[group.name])
+    for group, name in shape_names(axes, result.learning_rate_axis or "").items():
+        lines.setdefault(name, []).append(index[group])
     return [{"name": name, "g": members} for name, members in lines.items()]
