@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from olmo_ext.compare.collect import Run, validation_metric
+from olmo_ext.training.wandb_settings import CREDENTIALS_IN_URL
 
 TOKEN_TOLERANCE = 0.005
 """Runs whose last evaluations lie this close in tokens count as equally long."""
@@ -99,6 +100,8 @@ def same_device(runs: list[Run]) -> bool:
 def _differs(name: str, left: Any, right: Any) -> list[str]:
     if left == right:
         return []
+    if _short(left) == _short(right):
+        return [f"{name} {left} against {right}"]
     return [f"{name} {_short(left)} against {_short(right)}"]
 
 
@@ -107,7 +110,8 @@ def _short(value: Any) -> str:
 
 
 def _shown(flat: Mapping[str, Any], key: str) -> str:
-    return str(flat[key])[:60] if key in flat else "not set"
+    # A path or an address may carry a password, and this line goes into reports.
+    return CREDENTIALS_IN_URL.sub("", str(flat[key]))[:60] if key in flat else "not set"
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from olmo_ext.compare import words
 from olmo_ext.compare.group import GroupResult
 from olmo_ext.compare.outcome import Comparison
-from olmo_ext.compare.statistics import METHOD_DOCUMENTS, METHOD_SEEDS, Difference
+from olmo_ext.compare.statistics import METHOD_DOCUMENTS, METHOD_SEEDS, MINIMUM_SEEDS_FOR_PLANNING, Difference
 
 SURE = 0.05
 """Corrected p-value below which a difference is called one."""
@@ -116,6 +116,8 @@ def _rest(
             return _cost(top)
         if needed is not None:
             return f"About {needed:,} paired seeds would tell a difference of this size from zero."
+        if top.nats is not None and len(top.nats.each) >= MINIMUM_SEEDS_FOR_PLANNING:
+            return "A difference of this size is too small to be told from zero with any number of seeds one could run."
         return "With fewer than three paired seeds, how many would be needed is unknown."
     parts = []
     also = [group for group in better if group is not top]
@@ -209,9 +211,18 @@ def notes(result: Comparison) -> list[str]:
     compared = [group for group in result.groups if group.nats is not None]
     methods = {group.nats.method for group in compared if group.nats is not None}
     if METHOD_SEEDS in methods:
+        names = {name for group in compared for name in (group.name, group.baseline)}
+        finished = [run for group in result.groups if group.name in names for run in group.finished]
+        orders = {run.data.get("order_seed") for run in finished} - {None}
         found.append(
-            "Intervals are 95 %, Student's t on differences paired by seed. Seeds change the initial weights; the "
-            "order of the data is the same for all, so the intervals do not cover data-order variance."
+            "Intervals are 95 %, Student's t on differences paired by seed. "
+            + (
+                "Seeds change the initial weights; the order of the data is the same for all, so the intervals do not "
+                "cover data-order variance."
+                if len(orders) < 2
+                else "The order of the data is not the same for all runs: where it changes with the seed, the intervals "
+                "cover its variance as well."
+            )
         )
     if METHOD_DOCUMENTS in methods:
         found.append(

@@ -18,6 +18,7 @@ from olmo_ext.compare.paper import judge, read_expected
 from olmo_ext.compare.report.page import render
 from olmo_ext.compare.statistics import METHOD_DOCUMENTS, METHOD_NONE, Difference
 from olmo_ext.compare.table import print_comparison
+from olmo_ext.compare.views import shape_names
 from olmo_ext.errors import InputError
 
 from .synthetic import BATCH_TOKENS, make_shape, make_sweep
@@ -81,6 +82,22 @@ def test_a_difference_within_the_noise_is_not_called_one(tmp_path: Path) -> None
     assert needed is not None and needed > 100
 
 
+def test_no_difference_over_three_seeds_is_not_said_to_want_three_seeds(tmp_path: Path) -> None:
+    result = _compared(tmp_path / "s", {"base": {"final": BASE}, "same": {"final": BASE}})
+    assert result.group("same").seeds_needed is None
+    assert "fewer than three" not in result.verdict and "too small to be told from zero" in result.verdict
+
+
+def test_intervals_over_seeds_that_change_the_data_too_are_said_to_cover_its_order(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    make_sweep(path, {"base": {**SHORT, "final": BASE}, "wide": {**SHORT, "final": 2.9}}, baseline="base")
+    for run in read_sweep(path).runs:
+        file = run.path / "provenance.json"
+        file.write_text(file.read_text().replace('"order_seed": 6198', f'"order_seed": {run.seed}'))
+    notes = " ".join(compare_sweep(read_sweep(path)).notes)
+    assert "is not the same for all runs" in notes and "do not cover data-order variance" not in notes
+
+
 def test_only_seeds_that_both_have_are_paired_and_missing_ones_are_listed(tmp_path: Path) -> None:
     result = _compared(tmp_path / "s", {"base": {"final": BASE}, "wide": {"final": 2.9}}, skip=("base-s1", "wide-s3"))
     group = result.group("wide")
@@ -124,6 +141,7 @@ def test_runs_whose_corpus_lay_in_different_folders_are_compared(tmp_path: Path)
         ({"data": {"tokenizer": "/scratch/other.json"}}, "tokenizer other.json against tttt"),
         ({"data": {"fingerprint": "other"}}, "training data other against ffff"),
         ({"data": {"tokenizer": "other"}}, "tokenizer other against tttt"),
+        ({"data": {"tokenizer": f"{'t' * 16}-v2"}}, f"tokenizer {'t' * 16}-v2 against {'t' * 16}"),
         ({"data": {"evaluation": {"corpus": "other"}}}, "validation set corpus other against eeee"),
         ({"data": {"fingerprint": None}}, "training data not recorded against"),
         ({"steps": 20}, f"tokens seen {20 * BATCH_TOKENS:,} against {40 * BATCH_TOKENS:,}"),
@@ -305,6 +323,45 @@ def test_every_shape_at_its_best_learning_rate_and_at_equal_ones(tmp_path: Path)
     equal = hourglass.equal_differences
     assert equal is not None and equal[4e-4] is not None and equal[4e-4].mean == pytest.approx(-0.04)
     assert result.verdict.startswith("Each at its best learning rate, hourglass is −0.0500 nats")
+
+
+def test_one_learning_rate_alone_is_no_range_with_the_best_inside(tmp_path: Path) -> None:
+    groups: dict[str, dict[str, Any]] = {}
+    for shape, rates in (("conventional", (2e-4, 4e-4, 8e-4)), ("hourglass", (4e-4,))):
+        for rate in rates:
+            final = [base + 0.01 * math.log2(rate / 4e-4) ** 2 for base in BASE]
+            groups[f"{shape}-{rate:g}"] = {
+                "final": final,
+                "axes": {"shape": shape, "optimizer.learning_rate": rate},
+            }
+    result = _compared(tmp_path / "s", groups, baseline="conventional-0.0004")
+    assert {row.shape: row.at_edge for row in result.learning_rates} == {"conventional": False, "hourglass": True}
+    assert "best learning rate of hourglass is the smallest or largest tried" in result.verdict
+
+
+def test_shapes_whose_values_read_alike_are_not_taken_for_one_over_learning_rates() -> None:
+    rate = "optimizer.learning_rate"
+    axes: dict[str, dict[str, Any]] = {
+        "a": {"layers": 4, rate: 1e-4},
+        "b": {"sub_mlps": 4, rate: 1e-4},
+        "c": {rate: 2e-4},
+    }
+    assert shape_names(axes, rate) == {"a": "layers=4", "b": "sub_mlps=4", "c": "all"}
+    assert shape_names({"a": axes["a"], "c": axes["c"]}, rate) == {"a": "4", "c": "all"}
+
+
+def test_a_fit_over_sizes_is_of_each_sizes_best_learning_rate(tmp_path: Path) -> None:
+    groups: dict[str, dict[str, Any]] = {}
+    for width in (64, 128, 256):
+        for rate, loss in ((2e-4, 0.5), (4e-4, 0.0), (8e-4, 0.7)):
+            groups[f"d{width}-{rate:g}"] = {
+                "final": [base - 0.002 * width + loss for base in BASE],
+                "shape": make_shape(d_model=width),
+                "axes": {"model.d_model": width, "optimizer.learning_rate": rate},
+            }
+    result = _compared(tmp_path / "s", groups, baseline="d64-0.0004", budget_checked=False)
+    assert result.scaling is not None
+    assert result.scaling.fits[0].groups == ("d64-0.0004", "d128-0.0004", "d256-0.0004")
 
 
 def test_a_scaling_sweep_compares_each_size_with_its_own_baseline(tmp_path: Path) -> None:

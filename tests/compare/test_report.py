@@ -155,6 +155,29 @@ def test_names_from_files_cannot_become_markup(tmp_path: Path) -> None:
     assert json.loads(embedded[1])["groups"][1]["n"] == HOSTILE
 
 
+def test_passwords_in_addresses_do_not_reach_the_page(tmp_path: Path) -> None:
+    address = "https://me:{}@host/model"
+    groups: dict[str, dict[str, Any]] = {
+        name: {**SHORT, "final": 3.0, "config": {"load_path": address.format(f"hidden-{name}")}} for name in "ab"
+    }
+    path = make_sweep(tmp_path / "s", groups, baseline="a", seeds=[1])
+    for name in "ab":
+        file = path / f"{name}-s1" / "provenance.json"
+        command = ["olmo-ext", "train", f"--load_path={address.format(f'hidden-{name}')}"]
+        file.write_text(json.dumps({**json.loads(file.read_text()), "command": command}))
+    text = render(compare_sweep(read_sweep(path)))
+    assert "--load_path=https://host/model" in text and "load_path: https://host/model" in text
+    assert "hidden-a" not in text and "hidden-b" not in text
+
+
+def test_a_page_of_which_nothing_was_compared_does_not_say_that_nothing_differs(tmp_path: Path) -> None:
+    groups: dict[str, dict[str, Any]] = {name: {**SHORT, "final": 3.0} for name in "ab"}
+    path = make_sweep(tmp_path / "s", groups, baseline="a", seeds=[1])
+    assert "Nothing differs." in render(compare_sweep(read_sweep(path)))
+    (path / "b-s1" / "state.json").unlink()
+    assert "Nothing differs." not in render(compare_sweep(read_sweep(path)))
+
+
 def test_thinning_keeps_ends_and_extremes_and_means_stay_within(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     tokens, value = np.arange(1, 5001) * 1000, generator.normal(3, 0.1, 5000)

@@ -12,6 +12,7 @@ from olmo_ext.compare.paper import PaperRow
 from olmo_ext.compare.report.html import Html, items, section, table
 from olmo_ext.compare.report.sections import estimate
 from olmo_ext.compare.table import describe_unfinished
+from olmo_ext.training.wandb_settings import CREDENTIALS_IN_URL
 
 
 def paper(result: Comparison) -> Html:
@@ -124,10 +125,10 @@ def comparability(result: Comparison) -> Html:
         parts.append("<h3>Files</h3>" + items(problems))
     checked = (
         "Checked for every pair: fingerprint of the training data, tokenizer, fingerprint of the validation set, "
-        "tokens seen, "
-        "order of the data, every key of the config outside the model, device, code and package versions."
+        "tokens seen, order of the data, every key of the config but those of the model, the data's files, logging and "
+        "the machine, device, code and package versions."
     )
-    if not blocked and not remarks:
+    if not blocked and not remarks and any(group.nats is not None for group in result.groups):
         checked += " Nothing differs."
     parts.append(f"<p>{checked}</p>")
     parts.append("<h3>How to read the numbers</h3>" + items(result.notes))
@@ -156,12 +157,12 @@ def _state(run: Run) -> str:
 
 
 def command_of(run: Run) -> str:
-    """The command a run was started with; provenance.json holds text or an argument list."""
+    """The command a run was started with, passwords in addresses left out; provenance.json holds text or a list."""
     command = run.provenance.get("command")
     if isinstance(command, (list, tuple)):
         program, *arguments = [str(part) for part in command] or [""]
-        return shlex.join([program.rpartition("/")[2], *arguments])
-    return str(command or "")
+        command = shlex.join([program.rpartition("/")[2], *arguments])
+    return CREDENTIALS_IN_URL.sub("", str(command or ""))
 
 
 def _provenance(run: Run) -> str:

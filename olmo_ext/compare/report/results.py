@@ -54,10 +54,9 @@ def results_table(result: Comparison) -> Html:
 
 
 def _group(result: Comparison, number: int, group: GroupResult, scale: float) -> str:
-    cells = [cell for cell in _cells(group, scale)]
     row = "".join(
         f'<td class="num" data-value="{"" if value is None else repr(value)}">{text(content)}</td>'
-        for value, content in cells
+        for value, content in _cells(group, scale)
     )
     marks = []
     if group.baseline is None:
@@ -113,7 +112,7 @@ def _cells(group: GroupResult, scale: float) -> list[tuple[float | None, object]
         ),
         (shape.non_embedding, Html(words.count(shape.non_embedding) + _relative(group.size_change))),
         (shape.flops_per_token, Html(words.count(shape.flops_per_token) + _relative(group.flops_change))),
-        (float(group.tokens), words.count(group.tokens) if group.finished else words.DASH),
+        (float(group.tokens) if group.finished else None, words.count(group.tokens) if group.finished else words.DASH),
         (speed, words.DASH if speed is None else f"{speed:,.0f}"),
     ]
 
