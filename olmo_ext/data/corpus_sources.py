@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import glob
 import gzip
 import hashlib
 import importlib.metadata
@@ -178,11 +179,12 @@ def _files_of(paths: Sequence[Path]) -> tuple[list[tuple[Path, str]], int]:
             if (path / "dataset_info.json").is_file() or (path / "dataset_dict.json").is_file():
                 found.append((path, "saved"))
                 continue
-            files = sorted(p for p in path.rglob("*") if p.is_file())
-            inside = [(p, kind) for p in files if (kind := _kind(p))]
+            # A link to a folder is not followed, which might go round; it is counted with what is no text.
+            entries = sorted(p for p in path.rglob("*") if p.is_file() or p.is_symlink())
+            inside = [(p, kind) for p in entries if p.is_file() and (kind := _kind(p))]
             if not inside:
                 raise InputError("no text in this folder", where=str(path), right=_readable())
-            others += len(files) - len(inside)
+            others += len(entries) - len(inside)
             found += inside
         elif path.is_file():
             kind = _kind(path)
@@ -199,14 +201,50 @@ def _readable() -> str:
 
 
 def open_lines(path: Path) -> Any:
-    """A file for reading, decompressed by its suffix."""
-    if path.name.endswith(".gz"):
+    """A file for reading, decompressed by its suffix; reading raises EOFError where a compressed file was cut."""
+    if path.name.lower().endswith(".gz"):
         return gzip.open(path, "rb")
-    if path.name.endswith(".zst"):
+    if path.name.lower().endswith(".zst"):
+        return io.BufferedReader(_ZstdFile(path))
+    return open(path, "rb")
+
+
+class _ZstdFile(io.RawIOBase):
+    """The content of a .zst file, all its frames; `zstandard`'s own reader takes a cut frame for the end."""
+
+    def __init__(self, path: Path) -> None:
         import zstandard
 
-        return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(open(path, "rb"), closefd=True))
-    return open(path, "rb")
+        self._new_frame = zstandard.ZstdDecompressor().decompressobj
+        self._frame: Any = None
+        self._file = open(path, "rb")
+        self._ready = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready:
+            block = self._file.read(1 << 17)
+            if not block:
+                if self._frame is not None:
+                    raise EOFError("the file ends within a frame")
+                return 0
+            pieces = []
+            while block:
+                self._frame = self._frame or self._new_frame()
+                pieces.append(self._frame.decompress(block))
+                block = self._frame.unused_data
+                if self._frame.eof:
+                    self._frame = None
+            self._ready = memoryview(b"".join(pieces))
+        taken, self._ready = self._ready[: len(buffer)], self._ready[len(buffer) :]
+        buffer[: len(taken)] = taken
+        return len(taken)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 def _read_text(path: Path) -> str:
@@ -256,6 +294,10 @@ def read_jsonl(path: Path, field: str) -> Iterator[tuple[str, str]]:
         raise InputError(f"cannot be read ({error})", where=f"{path}, after line {line_number}") from None
 
 
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def _read_dataset(path: Path, kind: str, field: str) -> Iterator[tuple[str, str]]:
     import datasets
 
@@ -265,9 +307,11 @@ def _read_dataset(path: Path, kind: str, field: str) -> Iterator[tuple[str, str]
             parts = loaded.values() if isinstance(loaded, dict) else [loaded]
         else:
             options = {"sep": "\t"} if _bare_suffix(path) == ".tsv" else {}
-            parts = [datasets.load_dataset(kind, data_files=str(path), split="train", streaming=True, **options)]
+            # Unescaped, a[1].csv would be a pattern, and a1.csv would be read in its place.
+            files = glob.escape(str(path))
+            parts = [datasets.load_dataset(kind, data_files=files, split="train", streaming=True, **options)]
     except Exception as error:
-        raise InputError(f"`datasets` cannot read it ({str(error).splitlines()[0]})", where=str(path)) from None
+        raise InputError(f"`datasets` cannot read it ({_first_line(error)})", where=str(path)) from None
     row = 0
     for part in parts:
         try:
@@ -277,8 +321,7 @@ def _read_dataset(path: Path, kind: str, field: str) -> Iterator[tuple[str, str]
         except InputError:
             raise
         except Exception as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise InputError(f"`datasets` cannot read it ({reason})", where=f"{path}, row {row}") from None
+            raise InputError(f"`datasets` cannot read it ({_first_line(error)})", where=f"{path}, row {row}") from None
 
 
 class FileSource(TextSource):
@@ -298,7 +341,7 @@ class FileSource(TextSource):
         self._described: list[dict[str, Any]] = []
 
     def documents(self) -> Iterator[tuple[str, str]]:
-        left_out = Counter({"unknown kind of file": self._others} if self._others else {})
+        left_out = Counter({"no text, or a link that leads to no file": self._others} if self._others else {})
         described = []
         for path, kind in self._files:
             entry: dict[str, Any] = {"file": path.name, "documents": 0, "bytes": 0}

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import zstandard
 from click.testing import CliRunner
 
 from olmo_ext.data.corpus import build_corpus
@@ -20,6 +21,7 @@ from olmo_ext.data.corpus_sources import EmbeddedSource, FileSource
 from olmo_ext.data.tokenizer import load_tokenizer
 from olmo_ext.errors import InputError
 
+ZSTD_FRAME = zstandard.compress(b'{"text": "x"}\n' * 9)
 EMBEDDED = ("-c", "import sys; from olmo_ext.data.corpus_command import corpus; corpus(sys.argv[1:])")
 
 
@@ -133,7 +135,6 @@ def test_dolma2_corpus_equals_the_tokenizer_in_the_wheel(tmp_path: Path) -> None
 def test_text_in_all_formats_is_read(tmp_path: Path) -> None:
     import pyarrow
     import pyarrow.parquet
-    import zstandard
 
     folder = tmp_path / "in"
     folder.mkdir()
@@ -153,7 +154,31 @@ def test_text_in_all_formats_is_read(tmp_path: Path) -> None:
     assert [text.removeprefix("from ") for _, text in source.documents()] == (
         ["md", "txt", "jsonl", "jsonl again", "gz", "zst", "csv", "parquet", "json", "tsv", "csv.gz"]
     )
-    assert source.left_out == {"unknown kind of file": 1, "empty": 1}
+    assert source.left_out == {"no text, or a link that leads to no file": 1, "empty": 1}
+
+
+def test_every_frame_of_a_zst_file_is_read(tmp_path: Path) -> None:
+    rows = ["".join(f'{{"text": "{n} of {part}"}}\n' for n in range(9000)).encode() for part in range(2)]
+    (tmp_path / "A.JSONL.ZST").write_bytes(b"".join(map(zstandard.compress, rows)))
+    texts = [text for _, text in FileSource([tmp_path / "A.JSONL.ZST"]).documents()]
+    assert len(texts) == 18_000 and texts[-1] == "8999 of 1"
+
+
+def test_a_name_with_brackets_is_no_pattern(tmp_path: Path) -> None:
+    for name in ("a1.csv", "a[1].csv"):
+        (tmp_path / name).write_text(f"text\nfrom {name}\n")
+    assert [text for _, text in FileSource([tmp_path / "a[1].csv"]).documents()] == ["from a[1].csv"]
+
+
+def test_links_in_a_folder_are_read_or_counted(tmp_path: Path) -> None:
+    write_documents(tmp_path / "elsewhere", 3)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "one.txt").symlink_to(tmp_path / "elsewhere" / "01.txt")
+    (tmp_path / "in" / "folder").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "in" / "broken.txt").symlink_to(tmp_path / "nowhere")
+    source = FileSource([tmp_path / "in"])
+    assert len(list(source.documents())) == 1
+    assert source.left_out == {"no text, or a link that leads to no file": 2}
 
 
 def test_a_data_set_saved_to_disk_is_read(tmp_path: Path) -> None:
@@ -171,6 +196,8 @@ def test_a_data_set_saved_to_disk_is_read(tmp_path: Path) -> None:
         ("a.jsonl", b'{"text": "x"}\n{"body": "x"}\n', "line 2: no text in field 'text' (there is: body)"),
         ("a.jsonl", b'{"text": "\\ud800"}\n', "line 1: half a surrogate pair"),
         ("a.jsonl.gz", gzip.compress(b'{"text": "x"}\n' * 9, mtime=0)[:-9], "after line 9: cannot be read"),
+        ("a.jsonl.zst", ZSTD_FRAME[:-3], "after line 0: cannot be read (the file ends within a frame)"),
+        ("a.jsonl.zst", ZSTD_FRAME * 2 + ZSTD_FRAME[:9], "after line 18: cannot be read"),
         ("a.jsonl.zst", b"not zstandard", "after line 0: cannot be read"),
         ("a.txt", b"ab\xff", "a.txt, offset 2: not UTF-8"),
         ("a.csv", b"id\n1\n", "row 0: no text in field 'text' (there is: id)"),
