@@ -12,7 +12,6 @@ import glob
 import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,11 +20,20 @@ from typing import Any
 
 import numpy as np
 
-from olmo_ext.data.corpus_manifest import FORMAT, MANIFEST, CorpusManifest, CorpusSplit, damaged_files, read_manifest
+from olmo_ext.data.corpus_manifest import (
+    FORMAT,
+    MANIFEST,
+    TOKENIZER,
+    CorpusManifest,
+    CorpusSplit,
+    damaged_files,
+    read_manifest,
+)
 from olmo_ext.data.corpus_sources import EmbeddedSource, TextSource
 from olmo_ext.data.tokenizer import Tokenizer, load_tokenizer, train_bpe
 from olmo_ext.errors import InputError, WorkError
 from olmo_ext.files import sync_directory, write_atomically
+from olmo_ext.quantities import parse_count
 
 SPLITS = ("train", "validation")
 DEFAULT_VALIDATION_FRACTION = 0.02
@@ -43,11 +51,15 @@ class _SplitPlan:
 
     validation: frozenset[bytes]
     cut_share: float | None = None
-    """For a single document: the share of its text, at a line, from which on it is validation."""
+    """For a single document: the share of its text from which on it is validation."""
 
     def parts(self, text: str) -> list[tuple[str, str]]:
+        """Split and text of each part of a document, none of them empty but where the text is a single character."""
         if self.cut_share is not None:
-            cut = text.rfind("\n", 0, int(len(text) * self.cut_share)) + 1 or int(len(text) * self.cut_share)
+            wanted = max(1, min(int(len(text) * self.cut_share), len(text) - 1))
+            # At a line, unless the lines are so long that validation would get twice what was asked for.
+            earliest = max(len(text) - 2 * (len(text) - wanted), 0)
+            cut = text.rfind("\n", earliest, wanted) + 1 or wanted
             return [("train", text[:cut]), ("validation", text[cut:])]
         digest = hashlib.sha256(text.encode()).digest()
         return [("validation" if digest in self.validation else "train", text)]
@@ -101,16 +113,18 @@ class _TokenWriter:
 
 def _parse_tokenizer(name: str) -> tuple[int | None, Tokenizer | None]:
     """(entries of a BPE to be trained, None) or (None, a tokenizer that exists)."""
-    if match := re.fullmatch(r"bpe:([\d_,]+)", name):
-        entries = int(match[1].replace("_", "").replace(",", ""))
-        if entries < 258:
-            raise InputError(
-                f"a BPE of {entries} entries", where="--tokenizer", right="at least 258: bytes, EOS, padding"
-            )
-        return entries, None
-    if name.startswith("bpe"):
-        raise InputError(f"tokenizer {name!r}", where="--tokenizer", right="bpe:4096, dolma2 or a tokenizer.json")
-    return None, load_tokenizer(name)
+    kind, colon, number = name.partition(":")
+    if kind != "bpe" or (not colon and Path(name).exists()):
+        return None, load_tokenizer(name)
+    try:
+        entries = parse_count(number)
+    except ValueError:
+        raise InputError(
+            f"tokenizer {name!r}", where="--tokenizer", right="bpe:4096, dolma2 or a tokenizer.json"
+        ) from None
+    if entries < 258:
+        raise InputError(f"a BPE of {entries} entries", where="--tokenizer", right="at least 258: bytes, EOS, padding")
+    return entries, None
 
 
 def _training_texts(source: TextSource, plan: _SplitPlan) -> Iterator[str]:
@@ -131,10 +145,12 @@ def _encode(
     writers: dict[str, _TokenWriter],
     documents_file: Path | None,
     say: Say,
-) -> None:
+) -> str:
+    """Write every document's ids, followed by EOS; returns the hash that `_scan` gives for the same text."""
     pending: list[tuple[str, str, bool]] = []
     counts: list[dict[str, Any]] = []
     characters = done = reported = 0
+    whole = hashlib.sha256()
 
     def flush() -> None:
         nonlocal characters
@@ -145,6 +161,7 @@ def _encode(
         characters = 0
 
     for name, text in source.documents():
+        whole.update(hashlib.sha256(text.encode()).digest())
         for split, part in plan.parts(text):
             size = len(part.encode())
             writers[split].documents += 1
@@ -165,6 +182,7 @@ def _encode(
     flush()
     if documents_file is not None:
         write_atomically(documents_file, "".join(json.dumps(row) + "\n" for row in counts))
+    return whole.hexdigest()
 
 
 def _scan(source: TextSource) -> tuple[dict[bytes, int], int, str]:
@@ -242,11 +260,12 @@ def build_corpus(
 
     :param source: the documents; None for the whole embedded corpus.
     :param tokenizer: `bpe:N` (trained on the training split), `dolma2`, or a tokenizer.json.
-    :param validation_fraction: of the bytes of text, in whole documents; a single document is cut at a line. The
-        documents are chosen by the hash of their text.
+    :param validation_fraction: of the bytes of text, in whole documents chosen by the hash of their text; a single
+        document is cut, at a line where one ends near.
     :param say: gets a line now and then.
-    :returns: the manifest, and whether anything was written.
+    :return: the manifest, and whether anything was written.
     :raises InputError: for input that cannot be used and for a folder that holds something else.
+    :raises WorkError: the disk failed, or the text changed meanwhile; nothing is left in the folder.
     """
     if not 0 <= validation_fraction < 1:
         raise InputError(f"validation fraction {validation_fraction}", right="at least 0 and less than 1")
@@ -257,7 +276,7 @@ def build_corpus(
     sizes, total, text_digest = _scan(source)
     if not sizes:
         raise InputError("there is no text", right="at least one document that is not empty")
-    request = _request(text_digest, tokenizer, built, validation_fraction)
+    request = _request(text_digest, f"bpe:{bpe_entries}", built, validation_fraction)
     if (finished := _what_is_there(output, request, say)) is not None:
         return finished, False
     plan = _plan_split(sizes, total, validation_fraction)
@@ -273,9 +292,11 @@ def build_corpus(
     aside.mkdir()
     try:
         writers = {name: _TokenWriter(aside / f"{name}.bin", dtype) for name in SPLITS[: 1 + (validation_fraction > 0)]}
-        _encode(source, plan, built, writers, aside / "documents.jsonl" if source.whole_files else None, say)
+        counted = aside / "documents.jsonl" if source.whole_files else None
+        if _encode(source, plan, built, writers, counted, say) != text_digest:
+            raise WorkError(f"{output}: the text has changed while the corpus was made; call again")
         splits = {name: writer.close() for name, writer in writers.items()}
-        write_atomically(aside / "tokenizer.json", built.to_json_text())
+        write_atomically(aside / TOKENIZER, built.to_json_text())
         identity = [built.fingerprint, dtype.name, [(name, split.sha256) for name, split in splits.items()]]
         content = {
             "format": FORMAT,
@@ -286,7 +307,7 @@ def build_corpus(
             "vocab_size": built.vocab_size,
             "eos_token_id": built.eos_token_id,
             "pad_token_id": built.pad_token_id,
-            "tokenizer": {"name": tokenizer, "file": "tokenizer.json", "fingerprint": built.fingerprint},
+            "tokenizer": {"name": tokenizer, "file": TOKENIZER, "fingerprint": built.fingerprint},
             "validation_fraction": validation_fraction,
             "splits": {name: split.__dict__ for name, split in splits.items()},
             "files": source.describe(),
@@ -295,7 +316,8 @@ def build_corpus(
         write_atomically(aside / MANIFEST, json.dumps(content, indent=1) + "\n")
         _move_into_place(aside, output, request)
     except OSError as error:
-        raise WorkError(f"{output}: cannot be written ({error.strerror})") from None
+        # A source may have become unreadable too.
+        raise WorkError(f"{error.filename or output}: {error.strerror or error}") from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return read_manifest(output), True

@@ -13,6 +13,7 @@ from olmo_ext.files import sha256_of_file
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+TOKENIZER = "tokenizer.json"
 EMBEDDING_MULTIPLE = 128
 """Rows of an embedding table are padded to this, as OLMo-2 pads 100,278 to 100,352."""
 
@@ -87,17 +88,26 @@ def read_manifest(directory: Path | str) -> CorpusManifest:
         raise InputError(
             f"no corpus at {str(directory)!r}", right=f"make it with `olmo-ext data corpus -o {directory}`"
         ) from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"not a corpus manifest ({type(error).__name__}: {error})", where=str(path)) from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"not a corpus manifest ({type(error).__name__}: {error})",
+            where=str(path),
+            right="remove the folder and make it again with `olmo-ext data corpus`",
+        ) from None
 
 
 def damaged_files(manifest: CorpusManifest) -> list[str]:
-    """Names of token files that are not what the manifest says."""
-    return [
+    """Names of token files that are not what the manifest says, and of a tokenizer that is gone or cut."""
+    damaged = [
         split.file
         for name, split in manifest.splits.items()
         if not manifest.path(name).is_file() or sha256_of_file(manifest.path(name)) != split.sha256
     ]
+    try:
+        json.loads((manifest.directory / TOKENIZER).read_bytes())
+    except (OSError, ValueError):
+        damaged.append(TOKENIZER)
+    return damaged
 
 
 def corpus_config(directory: Path | str) -> dict[str, Any]:
@@ -113,7 +123,7 @@ def corpus_config(directory: Path | str) -> dict[str, Any]:
             "pad_token_id": manifest.pad_token_id,
         },
         # OLMo's name for a tokenizer of its wheel is the same on every machine; a trained one lies in the folder.
-        "tokenizer": {"identifier": DOLMA2 if manifest.tokenizer == "dolma2" else str(folder / "tokenizer.json")},
+        "tokenizer": {"identifier": DOLMA2 if manifest.tokenizer == "dolma2" else str(folder / TOKENIZER)},
         "data": {"paths": [str(folder / manifest.splits["train"].file)], "memmap_dtype": manifest.dtype},
     }
     if "validation" in manifest.splits:

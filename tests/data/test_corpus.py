@@ -7,7 +7,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ from olmo_ext.data.corpus_command import corpus
 from olmo_ext.data.corpus_manifest import corpus_config, read_manifest
 from olmo_ext.data.corpus_sources import EmbeddedSource, FileSource
 from olmo_ext.data.tokenizer import load_tokenizer
-from olmo_ext.errors import InputError
+from olmo_ext.errors import InputError, WorkError
 
 ZSTD_FRAME = zstandard.compress(b'{"text": "x"}\n' * 9)
 EMBEDDED = ("-c", "import sys; from olmo_ext.data.corpus_command import corpus; corpus(sys.argv[1:])")
@@ -222,6 +224,42 @@ def test_a_single_document_is_cut_at_a_line_and_loses_nothing(tmp_path: Path) ->
     assert 0.09 < len(validation) / len(text) < 0.11
 
 
+@pytest.mark.parametrize("text", ["title\n" + "word " * 2000, "word " * 2000 + "\nlast", "no line at all " * 500])
+def test_a_single_document_of_long_lines_gives_validation_its_share(tmp_path: Path, text: str) -> None:
+    (tmp_path / "one.txt").write_text(text)
+    build_corpus(FileSource([tmp_path / "one.txt"]), tmp_path / "out", tokenizer="bpe:300", validation_fraction=0.1)
+    (train,), (validation,) = texts_of(tmp_path / "out", "train"), texts_of(tmp_path / "out", "validation")
+    assert train + validation == text and 0.09 < len(validation) / len(text) < 0.21
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda path: path.write_text("another text"), "out: the text has changed"),
+        (lambda path: path.unlink(), "00.txt: No such file"),
+    ],
+)
+def test_text_that_changes_or_goes_while_the_corpus_is_made_leaves_no_corpus(
+    tmp_path: Path, change: Callable[[Path], Any], message: str
+) -> None:
+    class Unsteady(FileSource):
+        def documents(self) -> Iterator[tuple[str, str]]:
+            yield from super().documents()
+            change(tmp_path / "in" / "00.txt")
+
+    write_documents(tmp_path / "in")
+    with pytest.raises(WorkError, match=message):
+        build_corpus(Unsteady([tmp_path / "in"]), tmp_path / "out", tokenizer="dolma2")
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+@pytest.mark.parametrize("name", ["bpe:", "bpe:,", "bpe:_", "bpe:many", "bpe", "bpe:257"])
+def test_a_bpe_without_a_size_is_refused(tmp_path: Path, name: str) -> None:
+    write_documents(tmp_path / "in")
+    with pytest.raises(InputError, match="--tokenizer"):
+        build_corpus(FileSource([tmp_path / "in"]), tmp_path / "out", tokenizer=name)
+
+
 def test_equal_documents_stand_on_one_side(tmp_path: Path) -> None:
     rows = [f"text {n % 5}" for n in range(50)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
@@ -247,14 +285,15 @@ def test_a_second_call_changes_nothing_and_another_request_is_refused(tmp_path: 
     assert before == {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in (tmp_path / "out").iterdir()}
 
 
-def test_a_damaged_token_file_is_made_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["train.bin", "tokenizer.json"])
+def test_a_damaged_file_is_made_again(tmp_path: Path, name: str) -> None:
     write_documents(tmp_path / "in")
-    manifest, _ = build_corpus(FileSource([tmp_path / "in"]), tmp_path / "out", tokenizer="bpe:300")
-    good = manifest.path("train").read_bytes()
-    manifest.path("train").write_bytes(good[:-2])
+    build_corpus(FileSource([tmp_path / "in"]), tmp_path / "out", tokenizer="bpe:300")
+    good = (tmp_path / "out" / name).read_bytes()
+    (tmp_path / "out" / name).write_bytes(good[:-2])
     said: list[str] = []
-    again, written = build_corpus(FileSource([tmp_path / "in"]), tmp_path / "out", tokenizer="bpe:300", say=said.append)
-    assert written and again.path("train").read_bytes() == good and any("train.bin" in line for line in said)
+    _, written = build_corpus(FileSource([tmp_path / "in"]), tmp_path / "out", tokenizer="bpe:300", say=said.append)
+    assert written and (tmp_path / "out" / name).read_bytes() == good and any(name in line for line in said)
 
 
 def test_a_folder_that_is_no_corpus_is_not_touched(tmp_path: Path) -> None:
