@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from olmo_ext.errors import InputError
-from olmo_ext.export.configs import model_section
+from olmo_ext.export.configs import disagreement, model_section
 from olmo_ext.export.folder import name_table
 from olmo_ext.export.names import to_olmo
 from olmo_ext.files import make_aside
@@ -120,6 +120,9 @@ def import_model(source: Path, target: Path) -> Imported:
     try:
         tokenizer = _copy_tokenizer(source, aside, target, values)
         run = load_run_config(values)
+        if config is not None and "olmo_model" in config:
+            if what := disagreement(config, run.values["model"], run.shape):
+                raise InputError(what, where=str(source / "config.json"), right="the file that `olmo-ext export` wrote")
         model = build_model(run, device="meta").to_empty(device="cpu")
         if config is not None:
             table = name_table(run.values["model"], run.shape, config["model_type"])

@@ -164,6 +164,29 @@ def test_what_cannot_be_imported_is_said_in_one_line_and_leaves_nothing(exported
     assert not (tmp_path / "runs").exists() or list((tmp_path / "runs").iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("kind", "key", "change"),
+    [
+        ("titans", "titans", lambda sizes: {**sizes, "theta_max": 0.01}),
+        # As a folder from before the option would be read.
+        ("titans", "titans", lambda sizes: {k: v for k, v in sizes.items() if k != "value_norm"}),
+        ("gated taper", "attention_gate", lambda gate: "headwise" if gate == "elementwise" else "elementwise"),
+        ("gated taper", "intermediate_size", lambda widths: widths[::-1]),
+    ],
+)
+def test_a_folder_whose_layers_are_not_those_of_its_olmo_model_is_refused(kind, key, change, exported, tmp_path):
+    from olmo_ext.errors import InputError
+    from olmo_ext.export.importer import import_model
+
+    folder = shutil.copytree(exported(kind)[1], tmp_path / "folder")
+    config = json.loads((folder / "config.json").read_text())
+    config[key] = change(config[key])
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=f"{key} is .*its olmo_model makes it"):
+        import_model(folder, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_code_in_a_folder_is_not_run_by_an_import(exported, tmp_path):
     from olmo_ext.export.importer import import_model
 
