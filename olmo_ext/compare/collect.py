@@ -168,6 +168,7 @@ def read_sweep(path: Path | str, *, baseline: str | None = None, every_metric: b
         if baseline is None:
             raise InputError("no sweep.json, so --baseline is needed", where=str(path), right=f"one of: {names}")
         sweep = Sweep(name=path.resolve().name, path=path, baseline=baseline, runs=runs, declared=False)
+    _separate_repetitions(sweep.runs)
     groups = {run.group for run in sweep.runs}
     if sweep.baseline not in groups:
         known = ", ".join(sorted(groups))
@@ -198,6 +199,20 @@ def _read_declared(path: Path, sweep_file: Path, keep: Callable[[str], bool] | N
     return Sweep(
         name=name, path=path, baseline=baseline, runs=runs, budget_checked=bool(content.get("budget_checked", True))
     )
+
+
+def _separate_repetitions(runs: list[Run]) -> None:
+    """Give a second run of one group and seed a group of its own: over seeds, one would stand in for the other."""
+    first: dict[tuple[str, int | None], str] = {}
+    taken = {run.group for run in runs}
+    for run in runs:
+        earlier = first.setdefault((run.group, run.seed), run.name)
+        if earlier == run.name:
+            continue
+        seed = "no seed" if run.seed is None else f"seed {run.seed}"
+        run.problems.append(f"{seed} of group {run.group}, as {earlier}: shown as a group of its own")
+        run.group = run.name if run.name not in taken else f"{run.name} (again)"
+        taken.add(run.group)
 
 
 def _is_reported(metric: str) -> bool:
@@ -292,6 +307,8 @@ def _json_lines(paths: Iterable[Path], problems: list[str]) -> Iterable[dict[str
                 continue
             if isinstance(row, dict):
                 yield row
+            else:
+                problems.append(f"{path.parent.name}/{path.name} line {number} is no JSON object")
 
 
 def _newest_diagnosis(directory: RunDirectory, problems: list[str]) -> dict[str, Any]:
@@ -301,10 +318,10 @@ def _newest_diagnosis(directory: RunDirectory, problems: list[str]) -> dict[str,
 
     for path in sorted(directory.diagnosis.glob("*.json"), key=step, reverse=True):
         try:
-            content = json.loads(path.read_text())
+            content = json.loads(path.read_bytes())
         except (OSError, ValueError):
-            problems.append(f"diagnosis/{path.name} is not JSON")
-            continue
+            content = None
         if isinstance(content, dict):
             return content | {"step": content.get("step", step(path))}
+        problems.append(f"diagnosis/{path.name} is no readable JSON object")
     return {}

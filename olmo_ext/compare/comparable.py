@@ -37,6 +37,20 @@ def blocking_differences(run: Run, baseline: Run, label: str | None) -> list[str
     return found
 
 
+def unlike_runs(runs: list[Run], label: str | None) -> list[str]:
+    """What keeps the runs of one group, which should differ in their seed only, from having a mean; empty if nothing.
+
+    Data in another order has another fingerprint too, and seeds may change the order.
+    """
+    found = []
+    for run in runs[1:]:
+        for reason in blocking_differences(run, runs[0], label):
+            reordered = run.data.get("order_seed") != runs[0].data.get("order_seed")
+            if not (reordered and reason.startswith("training data")):
+                found.append(f"{reason} ({run.name} and {runs[0].name})")
+    return found
+
+
 def _tokenizer(run: Run) -> Any:
     """Without its folder: which tokens the text became is in the fingerprints, and a corpus lies elsewhere on every
     machine."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +45,8 @@ def compare_sweep(sweep: Sweep, *, label: str | None = None, expected: Path | No
     """
     labels = list(dict.fromkeys(name for run in sweep.runs for name in run.validation_labels()))
     if label is not None and label not in labels:
-        raise InputError(
-            f"no run has a validation set {label!r}", where=str(sweep.path), right=f"one of: {', '.join(labels)}"
-        )
+        known = f"one of: {', '.join(labels)}" if labels else "the runs logged none"
+        raise InputError(f"no run has a validation set {label!r}", where=str(sweep.path), right=known)
     if label is None:
         finished = [set(run.validation_labels()) for run in sweep.runs if run.finished]
         shared = [name for name in labels if all(name in sets for sets in finished)]
@@ -101,8 +100,13 @@ def _group(name: str, runs: list[Run], label: str | None) -> GroupResult:
     if label is not None:
         for run in finished:
             value = run.last(validation_metric(label))
+            problem = f"its last loss on {label} is {value}: no mean holds it"
             if value is not None and math.isfinite(value):
                 group.losses[run.seed] = value
+            elif value is not None and problem not in run.problems:
+                run.problems.append(problem)
+    group.unlike = comparable.unlike_runs(finished, label)
+    group.blocking = list(group.unlike)
     if finished:
         group.tokens = max(comparable.final_tokens(run, label) for run in finished)
         group.total_flops = max(run.progress()[2] for run in finished)
@@ -157,11 +161,16 @@ def _compare_group(group: GroupResult, baseline: GroupResult, label: str | None,
         return
     left = {run.seed: run for run in group.finished}
     right = {run.seed: run for run in baseline.finished}
-    pairs = [(left[seed], right[seed]) for seed in left if seed in right]
+    # Runs of unknown seed are no pair.
+    pairs = [(left[seed], right[seed]) for seed in left if seed in right and seed is not None]
     checked = pairs or [(group.finished[0], baseline.finished[0])]
-    group.blocking = _common(comparable.blocking_differences(a, b, label) for a, b in checked)
-    group.same_training = bool(pairs) and not any(comparable.blocking_differences(a, b, None) for a, b in pairs)
-    group.remarks = _common(comparable.remarks(a, b, label) for a, b in checked)
+    own = [*group.unlike, *(f"in the baseline: {reason}" for reason in baseline.unlike)]
+    group.blocking = own + _distinct(comparable.blocking_differences(a, b, label) for a, b in checked)
+    alike = not any(comparable.unlike_runs(side.finished, None) for side in (group, baseline))
+    group.same_training = (
+        alike and bool(pairs) and not any(comparable.blocking_differences(a, b, None) for a, b in pairs)
+    )
+    group.remarks = _distinct(comparable.remarks(a, b, label) for a, b in checked)
     if not pairs:
         group.blocking.append("no seed that both have: unpaired runs are not compared")
     if label is None:
@@ -215,7 +224,8 @@ def _perplexity(group: GroupResult, baseline: GroupResult) -> Difference | None:
     )
 
 
-def _common(lists: Any) -> list[str]:
+def _distinct(lists: Iterable[list[str]]) -> list[str]:
+    """What stands in any of the lists, once."""
     return list(dict.fromkeys(text for found in lists for text in found))
 
 

@@ -24,11 +24,16 @@ class GroupResult:
     """The group it is compared with; none for a baseline itself."""
 
     tokens: int = 0
-    """Tokens at the last evaluation of the finished runs."""
+    """Tokens at the last evaluation of the finished runs, the most of any."""
 
     total_flops: float = 0.0
+    """Training FLOPs of a finished run, the most of any."""
+
     losses: dict[int | None, float] = field(default_factory=dict)
-    """Seed -> final validation loss of the finished runs."""
+    """Seed -> final validation loss of the finished runs, nats; without those whose loss is no finite number."""
+
+    unlike: list[str] = field(default_factory=list)
+    """What differs between its own runs besides the seed: such runs have no mean."""
 
     tokens_per_second: float | None = None
     blocking: list[str] = field(default_factory=list)
@@ -62,16 +67,19 @@ class GroupResult:
     @property
     def loss(self) -> float | None:
         """Mean over the seeds, nats."""
-        return sum(self.losses.values()) / len(self.losses) if self.losses else None
+        return sum(self.losses.values()) / len(self.losses) if self.losses and not self.unlike else None
 
     @property
     def loss_deviation(self) -> float | None:
-        return float(np.std(list(self.losses.values()), ddof=1)) if len(self.losses) > 1 else None
+        """Standard deviation over the seeds, nats, one degree of freedom removed."""
+        known = len(self.losses) > 1 and not self.unlike
+        return float(np.std(list(self.losses.values()), ddof=1)) if known else None
 
     @property
     def ppl(self) -> float | None:
         """Mean over the seeds of exp(loss)."""
-        return sum(map(math.exp, self.losses.values())) / len(self.losses) if self.losses else None
+        known = self.losses and not self.unlike
+        return sum(map(math.exp, self.losses.values())) / len(self.losses) if known else None
 
     @property
     def missing(self) -> list[Run]:

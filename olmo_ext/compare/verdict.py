@@ -220,8 +220,8 @@ def notes(result: Comparison) -> list[str]:
                 "Seeds change the initial weights; the order of the data is the same for all, so the intervals do not "
                 "cover data-order variance."
                 if len(orders) < 2
-                else "The order of the data is not the same for all runs: where it changes with the seed, the intervals "
-                "cover its variance as well."
+                else "The order of the data is not the same for all runs: where it changes with the seed, the "
+                "intervals cover its variance as well."
             )
         )
     if METHOD_DOCUMENTS in methods:

@@ -74,6 +74,19 @@ def test_seed_part_of_a_name(name: str, expected: tuple[str, int | None]) -> Non
     assert split_seed(name) == expected
 
 
+def test_a_second_run_of_one_seed_does_not_stand_in_for_the_first(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    for name, final in (("base-s1", 3.0), ("wide-s1", 2.9), ("wide-seed1", 2.0)):
+        make_run(path / name, final=final, steps=10)
+    sweep = read_sweep(path, baseline="base")
+    assert {run.name: run.group for run in sweep.runs} == {
+        "base-s1": "base",
+        "wide-s1": "wide",
+        "wide-seed1": "wide-seed1",
+    }
+    assert sweep.runs[2].problems == ["seed 1 of group wide, as wide-s1: shown as a group of its own"]
+
+
 def test_runs_that_never_started_and_folders_the_sweep_forgot_are_listed(tmp_path: Path) -> None:
     path = make_sweep(tmp_path / "s", {"a": {"final": 3.0, "steps": 10}}, baseline="a", seeds=[1, 2], skip=("a-s2",))
     make_run(path / "old-s1", final=3.0, steps=10)
@@ -144,8 +157,15 @@ def test_missing_or_broken_files_of_a_run_are_reported_not_fatal(tmp_path: Path)
     path = make_sweep(tmp_path / "s", {"a": {"final": 3.0, "steps": 10}}, baseline="a", seeds=[1])
     (path / "a-s1" / "shape.json").write_text("{")
     (path / "a-s1" / "evals").mkdir()
-    (path / "a-s1" / "evals" / "x.jsonl").write_text('{"task": "t"}\nnot json\n')
+    (path / "a-s1" / "evals" / "x.jsonl").write_text('{"task": "t"}\nnot json\n[1]\n')
+    (path / "a-s1" / "diagnosis").mkdir()
+    (path / "a-s1" / "diagnosis" / "step10.json").write_text("[1]")
     run = read_sweep(path).runs[0]
-    assert run.problems == ["no readable shape.json", "evals/x.jsonl line 2 is not JSON"]
+    assert run.problems == [
+        "no readable shape.json",
+        "evals/x.jsonl line 2 is not JSON",
+        "evals/x.jsonl line 3 is no JSON object",
+        "diagnosis/step10.json is no readable JSON object",
+    ]
     assert len(run.evaluations) == 1
     assert np.isfinite(run.last("eval/corpus/CrossEntropyLoss") or np.nan)

@@ -21,7 +21,7 @@ from olmo_ext.compare.table import print_comparison
 from olmo_ext.compare.views import shape_names
 from olmo_ext.errors import InputError
 
-from .synthetic import BATCH_TOKENS, make_shape, make_sweep
+from .synthetic import BATCH_TOKENS, make_run, make_shape, make_sweep
 
 BASE = [3.000, 3.020, 2.990]
 SHORT: dict[str, Any] = {"steps": 40, "evaluations": 8, "extra_metrics": 0}
@@ -158,6 +158,59 @@ def test_what_is_not_comparable_is_not_compared_and_says_why(
     assert all(score.difference is None for score in result.downstream if "evaluation" not in change.get("data", {}))
     assert any(text.startswith(reason) for text in group.blocking), group.blocking
     assert result.comparisons == 0 and "Nothing here can be compared" in result.verdict
+
+
+def test_a_run_that_ends_without_a_number_enters_no_mean_and_is_named(tmp_path: Path) -> None:
+    result = _compared(tmp_path / "s", {"base": {"final": BASE}, "wide": {"final": [2.9, 2.91, math.nan]}})
+    assert result.group("wide").losses == {1: 2.9, 2: 2.91}
+    (sick,) = [run for run in result.sweep.runs if run.problems]
+    assert sick.name == "wide-s3" and sick.problems == ["its last loss on corpus is nan: no mean holds it"]
+    assert sick.problems[0] in render(result)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"steps": 20}, f"tokens seen {20 * BATCH_TOKENS:,} against {40 * BATCH_TOKENS:,} (NAME-s9 and NAME-s1)"),
+        ({"data": {"evaluation": {"corpus": "other"}}}, "validation set corpus other against eeee"),
+        ({"data": {"fingerprint": "other"}}, "training data other against ffff"),
+    ],
+)
+def test_seeds_that_differ_in_more_than_the_seed_have_no_mean(
+    tmp_path: Path, change: dict[str, Any], reason: str
+) -> None:
+    """Each pair is comparable, and a mean over the pairs would be over unlike differences."""
+    path = tmp_path / "s"
+    groups: dict[str, dict[str, Any]] = {"base": {**SHORT, "final": BASE}, "wide": {**SHORT, "final": 2.9}}
+    make_sweep(path, groups, baseline="base")
+    for name in groups:
+        make_run(path / f"{name}-s9", final=2.0, seed=9, **{**SHORT, **change})
+    result = compare_sweep(read_sweep(path))
+    for name in groups:
+        group = result.group(name)
+        assert group.loss is None and group.ppl is None and group.nats is None
+        assert any(text.startswith(reason.replace("NAME", name)) for text in group.blocking), group.blocking
+    assert any(text.startswith("in the baseline: ") for text in result.group("wide").blocking)
+
+
+def test_seeds_that_change_the_order_of_the_data_have_a_mean(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    make_sweep(path, {"base": {**SHORT, "final": BASE}, "wide": {**SHORT, "final": 2.9}}, baseline="base")
+    for run in read_sweep(path).runs:
+        file = run.path / "provenance.json"
+        changed = file.read_text().replace("6198", str(run.seed)).replace("f" * 16, f"data-{run.seed}")
+        file.write_text(changed)
+    group = compare_sweep(read_sweep(path)).group("wide")
+    assert group.blocking == [] and group.nats is not None and len(group.nats.seeds) == 3
+
+
+def test_runs_of_unknown_seed_are_no_pair(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    for name in ("base", "wide"):
+        make_run(path / name, final=3.0, **SHORT)
+        (path / name / "config.yaml").write_text("run_name: x\n")
+    group = compare_sweep(read_sweep(path, baseline="base")).group("wide")
+    assert group.nats is None and "no seed that both have: unpaired runs are not compared" in group.blocking
 
 
 def test_sets_inside_one_evaluator_are_told_apart_by_that_evaluators_fingerprint(tmp_path: Path) -> None:

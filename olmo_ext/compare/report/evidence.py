@@ -122,7 +122,7 @@ def comparability(result: Comparison) -> Html:
         parts.append("<h3>What differs besides the shape, group against baseline</h3>" + items(entries))
     problems = [f"{run.name}: {problem}" for run in result.sweep.runs for problem in run.problems]
     if problems:
-        parts.append("<h3>Files</h3>" + items(problems))
+        parts.append("<h3>Files and values</h3>" + items(problems))
     checked = (
         "Checked for every pair: fingerprint of the training data, tokenizer, fingerprint of the validation set, "
         "tokens seen, order of the data, every key of the config but those of the model, the data's files, logging and "
