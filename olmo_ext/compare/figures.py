@@ -108,7 +108,7 @@ def write_figures(result: Comparison, folder: Path) -> list[str]:
         drawings[f"layers-{name.replace('_', '-')}"] = partial(_layers, result=result, name=name, styles=styles)
     for group in result.groups:
         for key in needle_scores(group):
-            drawings[f"needles-{_file_name(f'{group.name}-{key[0]}')}"] = partial(_needles, group=group, key=key)
+            drawings[f"needles-{_file_name('-'.join((group.name, *key)))}"] = partial(_needles, group=group, key=key)
     written = []
     with plt.rc_context(SETTINGS):
         for name, draw in drawings.items():
@@ -169,8 +169,8 @@ def _curves(axes: Any, result: Comparison, axis: str, styles: _Styles) -> bool:
         return False
     tops: list[float] = []
     for group in sorted(result.groups, key=lambda group: styles.strong[group.name]):
-        curves = [run.series[validation_metric(result.label)] for run in group.finished if run.validation_labels()]
-        curves = [curve for curve in curves if len(curve) and curve.axis(axis)[-1] > 0]
+        found = [run.series.get(validation_metric(result.label)) for run in group.finished]
+        curves = [curve for curve in found if curve is not None and curve.axis(axis)[-1] > 0]
         if not curves:
             continue
         grid, values = _band(curves, axis)
@@ -182,7 +182,8 @@ def _curves(axes: Any, result: Comparison, axis: str, styles: _Styles) -> bool:
         if len(curves) > 1 and named:
             axes.fill_between(grid, values.min(0), values.max(0), color=style["color"], alpha=0.14, linewidth=0)
         # The first steep part would flatten everything else.
-        tops.append(float(mean[np.searchsorted(grid, 0.12 * grid[-1]) :].max()))
+        late = mean[np.searchsorted(grid, 0.12 * grid[-1]) :]
+        tops.extend(late[np.isfinite(late)].tolist())
     if not tops:
         return False
     axes.set_ylim(top=max(tops) * 1.01)
@@ -302,7 +303,7 @@ def _needles(axes: Any, group: GroupResult, key: tuple[str, str]) -> bool:
     axes.set_yticks(range(len(depths)), [f"{100 * depth:.0f} %" for depth in depths])
     axes.set_xlabel("Tokens of text")
     axes.set_ylabel("Depth of the needle")
-    axes.set_title(f"{group.name}: {key[0]}", fontsize=8.5)
+    axes.set_title(f"{group.name}: {', '.join(key)}", fontsize=8.5)
     return True
 
 

@@ -101,7 +101,10 @@ def test_another_baseline_turns_the_sign(sweep: Path) -> None:
 
 def test_figures_are_written_as_png_and_svg_the_same_each_time(sweep: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    _compare(sweep, "--figures", tmp_path / "one")
+    for folder in ("one", "two"):
+        _compare(sweep, "--figures", tmp_path / folder)
+    for path in (tmp_path / "one").iterdir():
+        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes(), path.name
     names = {path.name for path in (tmp_path / "one").iterdir()}
     wanted = (
         "curves-tokens",
@@ -116,6 +119,18 @@ def test_figures_are_written_as_png_and_svg_the_same_each_time(sweep: Path, tmp_
     assert (tmp_path / "one" / "widths.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     svg = (tmp_path / "one" / "curves-tokens.svg").read_text()
     assert ">hourglass<" in svg, "text stays text, so that a paper can restyle it"
+
+
+def test_figures_leave_out_what_a_run_did_not_log_and_what_is_no_number(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    groups: dict[str, dict[str, Any]] = {
+        "a": {**SHORT, "final": 3.0, "labels": ("corpus", "wiki")},
+        "b": {**SHORT, "final": 2.9},
+        "sick": {**SHORT, "final": float("nan"), "labels": ("corpus", "wiki")},
+    }
+    path = make_sweep(tmp_path / "s", groups, baseline="a", seeds=[1])
+    _compare(path, "--validation", "wiki", "--figures", tmp_path / "out")
+    assert (tmp_path / "out" / "curves-tokens.svg").is_file()
 
 
 def test_tensorboard_events_carry_tokens_as_steps_and_the_shape_as_hyperparameters(
