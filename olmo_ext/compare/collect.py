@@ -86,6 +86,10 @@ class Run:
         ends = [(int(s.step[-1]), int(s.tokens[-1]), float(s.flops[-1])) for s in self.series.values() if len(s)]
         return max(ends, default=(self.state.step, 0, 0.0))
 
+    def early_step(self, step: Any) -> int | None:
+        """A step before the end of the surviving history, as of an earlier checkpoint; none for the end or unknown."""
+        return step if isinstance(step, int) and step < self.progress()[0] else None
+
     def validation_labels(self) -> list[str]:
         """Labels of validation sets, in the order in which the run logged them."""
         return [match[1] for name in self.series if (match := _VALIDATION.match(name))]

@@ -2,7 +2,8 @@
 
 A row of evals/*.jsonl may carry, beside its mean `value`, the list `document_losses` (mean nats per token of each
 document, in the order of the evaluation set) and `document_tokens` (their lengths). Such rows are of the metric
-CrossEntropyLoss, and their `task` is the validation set's label.
+CrossEntropyLoss, and their `task` is the validation set's label. Only the end of a run counts: the loss that is
+compared is that of its last step, of which an earlier checkpoint's documents say nothing.
 """
 
 from __future__ import annotations
@@ -16,9 +17,14 @@ from olmo_ext.compare.statistics import Difference, document_difference
 
 
 def document_losses(run: Run, label: str) -> tuple[np.ndarray, np.ndarray, dict[str, Any]] | None:
-    """Losses and tokens per document of the newest row for this validation set; none where none were saved."""
+    """Losses (nats a token) and tokens per document, [documents] each, and the row that holds them.
+
+    :return: of the newest row for this validation set at the run's last step; none where none were saved.
+    """
     for row in sorted(run.evaluations, key=lambda row: row.get("step") or 0, reverse=True):
         losses = row.get("document_losses")
+        if run.early_step(row.get("step")) is not None:
+            continue
         if row.get("task") == label and row.get("metric") == "CrossEntropyLoss" and losses:
             values = np.asarray(losses, dtype=np.float64)
             tokens = np.asarray(row.get("document_tokens") or np.ones(len(values)), dtype=np.float64)

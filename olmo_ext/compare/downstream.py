@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from olmo_ext.compare.collect import Run
 from olmo_ext.compare.group import GroupResult
@@ -33,18 +34,28 @@ class DownstreamScore:
     source: str
     """`eval` (evals/*.jsonl) or `training`."""
 
+    step: int | None = None
+    """Of the checkpoint, where it is not the end of the run."""
+
     difference: Difference | None = None
     """To the group's baseline, paired by seed."""
 
 
-def run_scores(run: Run) -> dict[tuple[str, str, str, str], tuple[float, float | None, int | None]]:
-    """(task, metric, version, source) -> value, standard error, items of one run; the newest step wins."""
-    found: dict[tuple[str, str, str, str], tuple[float, float | None, int | None]] = {}
+Key = tuple[str, str, str, str, int | None]
+"""Task, metric, version, source, early step: scores of one key may be averaged and compared."""
+
+
+def run_scores(run: Run) -> dict[Key, tuple[float, float | None, int | None]]:
+    """Key -> value, standard error, items of one run; the newest step of each task, metric and version wins."""
+    newest: dict[tuple[str, str, str], dict[str, Any]] = {}
     for row in sorted(run.evaluations, key=lambda row: row.get("step") or 0):
         if any(row.get(key) is not None for key in NEEDLE_KEYS) or not isinstance(row.get("value"), (int, float)):
             continue
-        key = (str(row.get("task")), str(row.get("metric")), str(row.get("task_version", "")), "eval")
-        found[key] = (float(row["value"]), row.get("stderr"), row.get("items"))
+        newest[str(row.get("task")), str(row.get("metric")), str(row.get("task_version", ""))] = row
+    found: dict[Key, tuple[float, float | None, int | None]] = {
+        (*key, "eval", run.early_step(row.get("step"))): (float(row["value"]), row.get("stderr"), row.get("items"))
+        for key, row in newest.items()
+    }
     in_loop = run.downstream()
     for name, value in in_loop.items():
         if name.endswith("_items"):
@@ -52,7 +63,7 @@ def run_scores(run: Run) -> dict[tuple[str, str, str, str], tuple[float, float |
         suffix = next((metric for metric in _IN_LOOP_METRICS if name.endswith(f"_{metric}")), "")
         task = name.removesuffix(f"_{suffix}") if suffix else name
         items = in_loop.get(f"{task}_items")
-        found[(task, suffix, "", "training")] = (value, None, None if items is None else int(items))
+        found[(task, suffix, "", "training", None)] = (value, None, None if items is None else int(items))
     return found
 
 
@@ -78,6 +89,7 @@ def downstream_scores(groups: list[GroupResult]) -> list[DownstreamScore]:
                     metric=key[1],
                     version=key[2],
                     source=key[3],
+                    step=key[4],
                     group=group.name,
                     value=sum(value for value, _, _ in scored.values()) / len(scored),
                     standard_error=(

@@ -162,7 +162,7 @@ def _as_printed(figure: Figure, loss: float | None) -> float | None:
 def _our_score(group: GroupResult, figure: Figure, downstream: Sequence[DownstreamScore]) -> _Ours:
     task, _, metric = figure.metric.partition(" ")
     for score in downstream:
-        if (score.group, score.task, score.metric) == (group.name, task, metric):
+        if (score.group, score.task, score.metric, score.step) == (group.name, task, metric, None):
             return _Ours(value=score.value, difference=score.difference)
     return _Ours(missing=f"{figure.metric} was not evaluated")
 

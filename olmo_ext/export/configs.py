@@ -143,15 +143,8 @@ def disagreement(config: Mapping[str, Any], model: Mapping[str, Any], shape: Mod
     """What a folder's `config.json` says of its layers otherwise than the run made of its `olmo_model` would, if
     anything: one of the two was edited, or another version of this package wrote the folder."""
     expected = hugging_face_config(model, shape, allow_native=False)
-    layers = (
-        "intermediate_size",
-        "num_sub_mlps",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-        "norm_after",
-    )
-    for key in (*layers, *_of_types(shape)):
+    sizes = ("intermediate_size", "num_sub_mlps", "num_attention_heads", "num_key_value_heads", "head_dim")
+    for key in (*sizes, *_of_types(shape)):
         # transformers leaves out what equals its class's default.
         if key in config and config[key] != expected[key]:
             return f"{key} is {config[key]}, its olmo_model makes it {expected[key]}"

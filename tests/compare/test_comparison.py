@@ -327,6 +327,31 @@ def test_one_seed_uses_documents_where_they_exist_and_the_page_can_tell(tmp_path
     assert any("unknown" in note for note in result.notes)
 
 
+def test_documents_of_an_earlier_checkpoint_say_nothing_of_the_final_loss(tmp_path: Path) -> None:
+    base = np.random.default_rng(0).normal(3, 0.4, 300)
+    early = [{**row, "step": 20} for row in _documents(base - 0.5)]
+    groups: dict[str, dict[str, Any]] = {
+        "base": {"final": 3.0, "evals": _documents(base)},
+        "wide": {"final": 2.95, "evals": early},
+    }
+    nats = _compared(tmp_path / "s", groups, seeds=[1]).group("wide").nats
+    assert nats is not None and nats.method == METHOD_NONE
+
+
+def test_scores_of_different_checkpoints_are_neither_averaged_nor_subtracted(tmp_path: Path) -> None:
+    def score(value: float, step: int) -> dict[str, Any]:
+        return {"task": "arc", "metric": "acc", "task_version": "1", "value": value, "stderr": 0.1, "step": step}
+
+    groups: dict[str, dict[str, Any]] = {
+        "base": {"final": BASE, "evals": [score(0.2, 20), score(0.4, 40)]},
+        "wide": {"final": 2.9, "evals": [score(0.3, 20)]},
+    }
+    result = _compared(tmp_path / "s", groups)
+    found = {(row.group, row.step): (row.value, row.difference) for row in result.downstream}
+    assert found == {("base", None): (pytest.approx(0.4), None), ("wide", 20): (pytest.approx(0.3), None)}
+    assert "at step 20" in render(result)
+
+
 def test_other_validation_sets_are_compared_beside_the_chosen_one(tmp_path: Path) -> None:
     path = tmp_path / "s"
     options = {**SHORT, "labels": ("corpus", "wiki")}

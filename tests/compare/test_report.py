@@ -16,6 +16,7 @@ import pytest
 from olmo_ext.compare.collect import read_sweep
 from olmo_ext.compare.comparison import compare_sweep
 from olmo_ext.compare.outcome import Comparison
+from olmo_ext.compare.report.heatmaps import needle_scores
 from olmo_ext.compare.report.page import render, write_report
 from olmo_ext.compare.report.payload import emphasised
 from olmo_ext.compare.report.thinning import extremes, means
@@ -176,6 +177,16 @@ def test_a_page_of_which_nothing_was_compared_does_not_say_that_nothing_differs(
     assert "Nothing differs." in render(compare_sweep(read_sweep(path)))
     (path / "b-s1" / "state.json").unlink()
     assert "Nothing differs." not in render(compare_sweep(read_sweep(path)))
+
+
+def test_needles_are_those_of_the_newest_checkpoint(tmp_path: Path) -> None:
+    rows = [
+        {"task": "niah_single_1", "metric": "string_match", "value": value, "step": step, "length": 512, "depth": 0.5}
+        for step, value in ((30, 0.0), (60, 0.8))
+    ]
+    path = make_sweep(tmp_path / "s", {"a": {**SHORT, "final": 3.0, "evals": rows}}, baseline="a", seeds=[1, 2])
+    scores = needle_scores(compare_sweep(read_sweep(path)).group("a"))
+    assert scores == {("niah_single_1", "string_match"): {(0.5, 512.0): [0.8, 0.8]}}
 
 
 def test_thinning_keeps_ends_and_extremes_and_means_stay_within(tmp_path: Path) -> None:

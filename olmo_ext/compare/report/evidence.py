@@ -67,11 +67,11 @@ def downstream(result: Comparison) -> Html:
             table(["Group", *others], rows, caption="Other validation sets: loss, difference to the baseline in nats")
         )
     if result.downstream:
-        tasks = list(dict.fromkeys((s.task, s.metric, s.version, s.source) for s in result.downstream))
+        tasks = list(dict.fromkeys((s.task, s.metric, s.version, s.source, s.step) for s in result.downstream))
         rows = []
         for key in tasks:
-            scores = {s.group: s for s in result.downstream if (s.task, s.metric, s.version, s.source) == key}
-            task, metric, version, source = key
+            scores = {s.group: s for s in result.downstream if (s.task, s.metric, s.version, s.source, s.step) == key}
+            task, metric, version, source, step = key
             counts = {s.items for s in scores.values()}
             asked = counts.pop() if len(counts) == 1 else None
             about = [
@@ -79,6 +79,7 @@ def downstream(result: Comparison) -> Html:
                 f"version {version[:24]}" if version else "",
                 f"{asked:,} items" if asked else "",
                 "during training" if source == "training" else "",
+                "" if step is None else f"at step {step:,}",
             ]
             row = [Html(f"{escape(task)}<small>{escape(' · '.join(part for part in about if part))}</small>")]
             for group in result.groups:

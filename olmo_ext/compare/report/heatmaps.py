@@ -89,16 +89,19 @@ def _share(value: float, low: float, high: float) -> float:
 
 
 def needle_scores(group: GroupResult) -> dict[tuple[str, str], dict[tuple[float, float], list[float]]]:
-    """(task, metric) -> (depth, length) -> the values of the group's finished runs."""
+    """(task, metric) -> (depth, length) -> the value of each finished run of the group, at its newest step."""
     scores: dict[tuple[str, str], dict[tuple[float, float], list[float]]] = {}
     for run in group.finished:
-        for row in run.evaluations:
+        newest: dict[tuple[tuple[str, str], tuple[float, float]], float] = {}
+        for row in sorted(run.evaluations, key=lambda row: row.get("step") or 0):
             # Rows without a depth are sums over depths: the grid shows them already.
             if row.get("length") is None or row.get("depth") is None or not _is_number(row.get("value")):
                 continue
             place = (float(row["depth"]), float(row["length"]))
             key = (str(row.get("task")), str(row.get("metric")))
-            scores.setdefault(key, {}).setdefault(place, []).append(float(row["value"]))
+            newest[key, place] = float(row["value"])
+        for (key, place), value in newest.items():
+            scores.setdefault(key, {}).setdefault(place, []).append(value)
     return scores
 
 
