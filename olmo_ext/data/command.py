@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from olmo_ext.data.corpus_command import corpus
 from olmo_ext.errors import EXIT_FAILED, InputError, WorkError
@@ -51,6 +52,17 @@ def _manifest(path: Path) -> SourceManifest:
     from olmo_ext.data.survey import SourceManifest
 
     return SourceManifest.read(path)
+
+
+def _check_source(source: Source, manifest: SourceManifest, *, where: Path) -> None:
+    """A survey that is there already must be of the source that was named."""
+    theirs = ([file.path for file in manifest.files], manifest.dtype, manifest.sequence_length)
+    if (source.paths, source.dtype, source.sequence_length) != theirs:
+        raise InputError(
+            f"is of another source ({manifest.name!r}, {len(manifest.files):,} files) than {source.name!r}",
+            where=str(where),
+            right="name that source, another folder, or a new survey",
+        )
 
 
 def _instances(tokens: str | None, instances: str | None, sequence_length: int) -> int:
@@ -154,6 +166,7 @@ def order(
 
     source = _manifest(manifest)
     count = _instances(tokens, instances, source.sequence_length)
+    output.parent.mkdir(parents=True, exist_ok=True)
     with Progress("order", 1.0, show=lambda share: f"{share:.0%}") as progress:
         values = first_of_order(source.instances, count, seed=seed, epoch=epoch, method=method, progress=progress.to)
         progress.to(1.0)
@@ -256,6 +269,8 @@ def fetch(
         output.mkdir(parents=True, exist_ok=True)
         with locked(output):
             surveyed = _manifest(kept) if kept.exists() else survey_to(_source(source, maps), kept, stores=stores)
+    if click.get_current_context().get_parameter_source("source") is not ParameterSource.DEFAULT:
+        _check_source(_source(source, maps), surveyed, where=manifest or kept)
     job = SubsetFetch(
         output,
         surveyed,
@@ -342,8 +357,6 @@ def inspect(
     from olmo_ext.data.subset import Subset
     from olmo_ext.data.tokenizer import load_tokenizer
 
-    if batch_size < 1:
-        raise InputError(f"--batch-size {batch_size}", right="at least 1")
     seen = instances_of_step(directory, step=step, batch_size=batch_size, limit=limit or None)
     name = tokenizer or Subset(directory).manifest.tokenizer
     reader = load_tokenizer(name) if name else None

@@ -177,7 +177,8 @@ class SubsetFetch:
         self.directory.mkdir(parents=True, exist_ok=True)
         with locked(self.directory):
             path, plan = self.directory / PLAN_NAME, self._plan()
-            if path.exists():
+            begun = path.exists()
+            if begun:
                 before = json.loads(path.read_text())
                 for key, value in plan.items():
                     if key != "instances" and before[key] != value:
@@ -194,21 +195,41 @@ class SubsetFetch:
                     )
             elif any(self.directory.glob("shard-*")):
                 raise InputError("holds shards without a plan", where=str(self.directory), right="an empty folder")
-            if not (self.directory / SOURCE_NAME).exists():
+            # Without a plan, source and index may be another one's: of a call that was killed before its plan.
+            if not begun or not (self.directory / SOURCE_NAME).exists():
                 write_atomically(self.directory / SOURCE_NAME, self.manifest.dump())
-            self._prepare_index()
+            self._prepare_index(keep=begun)
             write_atomically(path, json.dumps(plan, indent=1) + "\n")
 
-    def _prepare_index(self) -> None:
+    def _prepare_index(self, *, keep: bool) -> None:
+        """Make index.npy, or make it longer.
+
+        :raises InputError: if a longer one would not begin with the one that shards were fetched by.
+        """
         path = self.directory / INDEX_NAME
-        if path.exists() and len(np.load(path, mmap_mode="r")) >= self.instances:
-            return
+        there = np.zeros(0, dtype=np.uint32)
+        if keep:
+            with contextlib.suppress(OSError, ValueError):  # gone or cut: made again
+                there = np.load(path, mmap_mode="r")
         if self._given_index is not None:
-            values = np.asarray(self._given_index[: self.instances])
+            values = np.asarray(self._given_index)
+        elif len(there) >= self.instances:
+            return
         else:
             total = self.manifest.instances
             with Progress("order", 1.0, show=lambda share: f"{share:.0%}", quiet=self.options.quiet) as progress:
                 values = first_of_order(total, self.instances, seed=self.seed, epoch=self.epoch, progress=progress.to)
+        both = min(len(there), len(values))
+        if not np.array_equal(there[:both], values[:both]):
+            at = int(np.argmax(there[:both] != values[:both]))
+            raise InputError(
+                f"place {at} is instance {there[at]}, in the order asked for {values[at]}",
+                where=str(path),
+                right="the order that the folder was begun with, or another folder",
+            )
+        if len(there) >= self.instances:
+            return
+        values = values[: self.instances]
         aside = path.with_name(f".{path.name}.{os.getpid()}.aside")
         with open(aside, "wb") as file:
             np.save(file, values.astype(np.uint32))

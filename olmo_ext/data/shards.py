@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from olmo_ext.data.repetition import RepetitionFilter
-from olmo_ext.data.subset import Shard
+from olmo_ext.data.subset import Shard, sha256_of_beginning
 from olmo_ext.errors import WorkError
 from olmo_ext.files import sha256_of_file, sync_directory, write_atomically
 
@@ -71,7 +70,7 @@ class ShardFiles:
                 done = 0
         except (OSError, ValueError, KeyError, TypeError):
             done = 0
-        if done == 0 and finished is not None:
+        if done == 0 and finished is not None and self._as_written(finished):
             done = finished.instances
             for ending in ("bin", "mask"):
                 shutil.copyfile(self._file(shard, ending), self._file(shard, f"{ending}.part"))
@@ -81,6 +80,16 @@ class ShardFiles:
                 os.fsync(file.fileno())
         self._write_progress(shard, done)
         return done
+
+    def _as_written(self, shard: Shard) -> bool:
+        """Whether a finished shard still has its hashes: a damaged one must not get new ones by being extended."""
+        return all(
+            sha256_of_beginning(self.directory / name, shard.instances * size).hexdigest() == stated
+            for name, size, stated in (
+                (shard.file, self.instance_bytes, shard.sha256),
+                (shard.mask_file, 1, shard.mask_sha256),
+            )
+        )
 
     def _finish_interrupted(self, shard: int) -> bool:
         """Finish a shard that a kill has left with all its bytes, renamed or not."""
@@ -115,11 +124,7 @@ class ShardFiles:
         self._write_progress(shard, end)
         running = digest[1] if digest is not None and digest[0] == shard else None
         if running is None:
-            running = hashlib.sha256()
-            if first:
-                with open(self._file(shard, "bin.part"), "rb") as file:
-                    for block in _blocks(file, first * self.instance_bytes):
-                        running.update(block)
+            running = sha256_of_beginning(self._file(shard, "bin.part"), first * self.instance_bytes)
         running.update(content.reshape(-1).data)
         if end == self.size(shard):
             self._finish_shard(shard, running.hexdigest())
@@ -142,9 +147,3 @@ class ShardFiles:
         sync_directory(self.directory)
         write_atomically(self._file(shard, "json"), json.dumps(asdict(found)) + "\n")
         self._file(shard, "progress").unlink(missing_ok=True)
-
-
-def _blocks(file: Any, num_bytes: int) -> Iterator[bytes]:
-    while num_bytes > 0 and (block := file.read(min(num_bytes, 1 << 20))):
-        num_bytes -= len(block)
-        yield block

@@ -34,6 +34,19 @@ def fingerprint_of(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
+def sha256_of_beginning(path: Path, num_bytes: int) -> Any:
+    """The running sha256 of the first bytes of a file, or of all of it where it is shorter.
+
+    :return: an object of hashlib, which may be updated further.
+    """
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while num_bytes > 0 and (block := file.read(min(num_bytes, 1 << 20))):
+            digest.update(block)
+            num_bytes -= len(block)
+    return digest
+
+
 @dataclass(frozen=True, kw_only=True)
 class Shard:
     """One file of a subset."""
@@ -180,5 +193,15 @@ class Subset:
         return RepetitionFilter(**self.manifest.instance_filter)
 
     def index(self) -> np.ndarray:
-        """Numbers of the instances in the source, uint32, in order."""
-        return np.load(self.directory / INDEX_NAME, mmap_mode="r")[: len(self)]
+        """Numbers of the instances in the source, shape (instances,), uint32, in order.
+
+        :raises InputError: if index.npy is missing or cut.
+        """
+        path, right = self.directory / INDEX_NAME, "the same `olmo-ext data fetch` makes it again"
+        try:
+            values = np.load(path, mmap_mode="r")
+        except (OSError, ValueError) as error:
+            raise InputError(f"cannot be read ({error})", where=str(path), right=right) from None
+        if len(values) < len(self):
+            raise InputError(f"{len(values):,} numbers for {len(self):,} instances", where=str(path), right=right)
+        return values[: len(self)]

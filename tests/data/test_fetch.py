@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import itertools
 import json
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -20,7 +22,7 @@ import pytest
 from olmo_ext.data.fetch import FetchOptions, FetchReport, SubsetFetch
 from olmo_ext.data.order import full_order
 from olmo_ext.data.plan_requests import MAX_GAP, MAX_REQUEST, plan_requests
-from olmo_ext.data.sources import load_source
+from olmo_ext.data.sources import Source, load_source
 from olmo_ext.data.stores import Stores
 from olmo_ext.data.subset import Subset
 from olmo_ext.data.survey import SourceManifest, survey, survey_to
@@ -303,6 +305,78 @@ def test_a_kill_while_a_shard_is_finished_reads_nothing_again(
     assert not list((tmp_path / "subset").glob("*.progress"))
 
 
+def test_a_call_killed_before_its_plan_leaves_the_next_neither_its_order_nor_its_source(
+    local: SourceManifest, expected: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import olmo_ext.data.fetch as module
+
+    class Killed(BaseException):
+        pass
+
+    write = module.write_atomically
+
+    def dying_write(path: Path, content: str) -> None:
+        if path.name == "plan.json":
+            raise Killed
+        write(path, content)
+
+    other = SourceManifest(**{**local.__dict__, "files": local.files[::-1]})
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "write_atomically", dying_write)
+        with pytest.raises(Killed):
+            fetch(tmp_path / "subset", other, seed=1)
+    assert (tmp_path / "subset/index.npy").exists(), "the other order lies there"
+    fetch(tmp_path / "subset", local)
+    assert content_of(tmp_path / "subset") == expected
+    assert SourceManifest.read(tmp_path / "subset/source.json").fingerprint == local.fingerprint
+
+
+@pytest.mark.parametrize("ending", ["bin", "mask"])
+def test_a_shard_damaged_before_it_is_extended_is_read_again(
+    local: SourceManifest, expected: bytes, tmp_path: Path, ending: str
+) -> None:
+    fetch(tmp_path / "subset", local, instances=1000)
+    damaged = tmp_path / f"subset/shard-00001.{ending}"
+    damaged.write_bytes(b"\7" + damaged.read_bytes()[1:])
+    assert fetch(tmp_path / "subset", local).fetched == COUNT - SHARD, "the whole second shard too"
+    assert content_of(tmp_path / "subset") == expected
+    assert 7 not in damaged.read_bytes() or ending == "bin"
+
+
+def test_an_index_that_goes_on_otherwise_does_not_extend_a_folder(local: SourceManifest, tmp_path: Path) -> None:
+    order = full_order(local.instances, seed=6198)
+    other = np.append(order[:1200], order[1200:][::-1])
+
+    def job(values: np.ndarray, instances: int) -> SubsetFetch:
+        found = SubsetFetch(
+            tmp_path / "subset", local, instances=instances, seed=6198, options=FetchOptions(quiet=True)
+        )
+        found.use_index(values)
+        return found
+
+    job(other, 1500).run()
+    for instances in (1500, 2000):
+        with pytest.raises(InputError, match=r"index.npy: place 1200 is instance \d+, in the order asked for \d+"):
+            job(order, instances).run()
+    assert job(other, 2000).run().fetched == 500
+    (tmp_path / "subset/index.npy").write_bytes(b"cut")
+    with pytest.raises(InputError, match="index.npy: cannot be read"):
+        Subset(tmp_path / "subset").index()
+    assert job(other, 2000).run().fetched == 0
+    assert Subset(tmp_path / "subset").index().tolist() == other[:2000].tolist()
+
+
+def test_addresses_are_read_as_they_are_written_or_refused(tmp_path: Path) -> None:
+    (tmp_path / "a b.npy").write_bytes(b"12345678")
+    with FileServer(tmp_path) as server:
+        server.contents["/a%20b.npy"] = (b"12345678", '"tag"')
+        for location in (f"{server.url}/a%20b.npy", f"{server.url}/a b.npy", f"{tmp_path}/a b.npy"):
+            assert asyncio.run(quick().head(location))["size"] == 8
+        for location in (f"{server.url}/get?file=1", "s3://bucket/a#b.npy", "ftp://host/a.npy"):
+            with pytest.raises(InputError, match=re.escape(location)):
+                asyncio.run(quick().head(location))
+
+
 def test_parts_together_make_the_same_subset(local: SourceManifest, expected: bytes, tmp_path: Path) -> None:
     for part in (3, 1):
         assert not fetch(tmp_path / "subset", local, part=part, parts=3).complete
@@ -389,7 +463,12 @@ def test_a_survey_resumes_and_names_what_is_missing_or_changed(
     with pytest.raises(WorkError, match=r"changed: .*wiki/part-0-00000.npy had \d+ bytes, has \d+; --replace"):
         survey_to(found, output, stores=quick())
     assert SourceManifest.read(output).fingerprint == manifest.fingerprint
-    assert survey_to(found, output, replace=True, stores=quick()).fingerprint != manifest.fingerprint
+    replaced = survey_to(found, output, replace=True, stores=quick())
+    assert replaced.fingerprint != manifest.fingerprint
+    shorter = load_source(source, locations=locations).__dict__ | {"sequence_length": LENGTH // 2}
+    with pytest.raises(WorkError, match="changed: sequence_length was 32, is 16; --replace"):
+        survey_to(Source(**shorter), output, stores=quick())
+    assert SourceManifest.read(output).fingerprint == replaced.fingerprint
 
 
 def test_a_manifest_that_was_edited_is_refused(local: SourceManifest, tmp_path: Path) -> None:
