@@ -53,10 +53,11 @@ def read_indices(location: str, *, count: int, total: int, stores: Stores) -> np
     length, content = asyncio.run(read())
     values = np.frombuffer(content, dtype="<u4")
     if len(values) < count:
-        raise InputError(f"holds {length:,} indices, {count:,} are needed", where=location)
+        raise InputError(f"holds {length:,} indices, {count:,} are needed", where=location, right="fewer --instances")
     if len(values) and int(values.max()) >= total:
         at = int(np.argmax(values >= total))
-        raise InputError(f"index {values[at]} at place {at} of {total:,} instances", where=location)
+        what, right = f"index {values[at]} at place {at} of {total:,} instances", f"0 to {total - 1}, uint32"
+        raise InputError(what, where=location, right=right)
     kept = values[: min(len(values), total)]
     if len(np.unique(kept)) != len(kept):
         raise InputError("an instance comes twice", where=location, right="a permutation")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from olmo_ext.errors import InputError, WorkError
 
@@ -66,6 +66,9 @@ class Stores:
         parts = urlsplit(location)
         if parts.scheme not in ("http", "https", "s3", "gs"):
             raise InputError(f"{parts.scheme}:// is not read", where=location, right="http, https, s3, gs or a path")
+        if parts.query or parts.fragment:
+            # Neither would be sent: `get?file=1` and `get?file=2` would be one file.
+            raise InputError("`?` and `#` in an address are not read", where=location, right="an address without")
         base = f"{parts.scheme}://{parts.netloc}"
         if base not in self._opened:
             timeout = timedelta(seconds=self.request_seconds)
@@ -74,7 +77,9 @@ class Stores:
                 options["allow_http"] = True
             # Retries are ours: one place that knows what failed, and bodies are retried too.
             self._opened[base] = from_url(base, client_options=options, retry_config={"max_retries": 0})
-        return self._opened[base], parts.path.lstrip("/")
+        # The store writes %20 for a space by itself; in s3 and gs a % is a % of the key.
+        path = unquote(parts.path) if parts.scheme in ("http", "https") else parts.path
+        return self._opened[base], path.lstrip("/")
 
     async def _with_retries(self, what: str, attempt: Callable[[], Any]) -> Any:
         reason = ""

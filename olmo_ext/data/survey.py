@@ -136,7 +136,8 @@ def survey(
 ) -> SourceManifest:
     """Ask for every distinct file's size, many at once.
 
-    :param journal: answers are kept here as they come; a second call asks for the rest only. Removed at the end.
+    :param journal: answers are kept here as they come; a second call asks for the rest only. Removing it is the
+        caller's business.
     :raises WorkError: naming the files that are missing or did not answer.
     """
     stores = stores or Stores()
@@ -211,6 +212,9 @@ def differences(before: SourceManifest, after: SourceManifest) -> list[str]:
             found.append(f"changed: {path} had {ours.bytes} bytes, has {theirs.bytes}")
         elif ours.etag and theirs.etag and ours.etag != theirs.etag and before.locations == after.locations:
             found.append(f"changed: {path} has another ETag ({theirs.etag}, was {ours.etag})")
+    for name in ("dtype", "sequence_length", "vocabulary_size", "tokenizer"):
+        if getattr(before, name) != getattr(after, name):
+            found.append(f"changed: {name} was {getattr(before, name)}, is {getattr(after, name)}")
     if not found and [file.path for file in before.files] != [file.path for file in after.files]:
         found.append("the same files in another order")
     return sorted(found)

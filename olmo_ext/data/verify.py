@@ -14,9 +14,9 @@ import numpy as np
 
 from olmo_ext.data.order import first_of_order
 from olmo_ext.data.stores import RemoteFile, Stores
-from olmo_ext.data.subset import SOURCE_NAME, Subset
+from olmo_ext.data.subset import SOURCE_NAME, Subset, sha256_of_beginning
 from olmo_ext.data.survey import SourceFile, SourceManifest
-from olmo_ext.errors import WorkError
+from olmo_ext.errors import OlmoExtError
 
 UPSTREAM_INSTANCES = 20_000_000
 """Up to here OLMo's own data set is run without being asked: its shuffle takes seconds."""
@@ -31,15 +31,6 @@ class Check:
     """None: not looked at, and `detail` says why."""
 
     detail: str
-
-
-def _sha256_of_beginning(path: Path, num_bytes: int) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while num_bytes > 0 and (block := file.read(min(num_bytes, 1 << 20))):
-            digest.update(block)
-            num_bytes -= len(block)
-    return digest.hexdigest()
 
 
 class SubsetVerification:
@@ -57,19 +48,32 @@ class SubsetVerification:
         self.stores = stores or Stores()
 
     def run(self, *, sample: int, seed: int = 0, upstream: bool | None = None, checksums: bool = False) -> list[Check]:
-        """All checks.
+        """All checks; what cannot be read fails the check that needs it, not the others.
 
         :param sample: instances that are read from the source again; 0 to leave the source alone.
         :param checksums: whether to read whole source files for the MD5 that their server has stated.
         :param upstream: whether to run OLMo's data set; None where it is cheap and the source is on this machine.
         """
-        steps: list[Callable[[], Check]] = [self.manifests, self.shards, self.masks, self.order]
-        checks = [step() for step in steps]
-        checks.append(self.against_source(sample, seed))
-        checks.append(self.against_upstream(sample, seed, upstream))
+        steps: dict[str, Callable[[], Check]] = {
+            "manifest": self.manifests,
+            "shards": self.shards,
+            "filter": self.masks,
+            "order": self.order,
+            "source": lambda: self.against_source(sample, seed),
+            "upstream": lambda: self.against_upstream(sample, seed, upstream),
+        }
         if checksums:
-            checks.append(self.source_checksums())
-        return checks
+            steps["checksums"] = self.source_checksums
+        return [self._result(name, step) for name, step in steps.items()]
+
+    def _result(self, name: str, step: Callable[[], Check]) -> Check:
+        try:
+            return step()
+        except OlmoExtError as error:
+            return Check(name=name, passed=False, detail=str(error))
+        except OSError as error:
+            detail = f"{error.filename or self.subset.directory}: {error.strerror or error}"
+            return Check(name=name, passed=False, detail=detail)
 
     def manifests(self) -> Check:
         """subset.json belongs to source.json."""
@@ -84,7 +88,8 @@ class SubsetVerification:
         """Every shard's sha256."""
         for shard in self.subset.manifest.shards:
             path = self.subset.directory / shard.file
-            if _sha256_of_beginning(path, shard.instances * self.subset.instance_bytes) != shard.sha256:
+            num_bytes = shard.instances * self.subset.instance_bytes
+            if sha256_of_beginning(path, num_bytes).hexdigest() != shard.sha256:
                 return Check(name="shards", passed=False, detail=f"{path}: other bytes than were fetched")
         count = len(self.subset.manifest.shards)
         return Check(name="shards", passed=True, detail=f"sha256 of {count} shards")
@@ -94,7 +99,7 @@ class SubsetVerification:
         manifest = self.subset.manifest
         for shard in manifest.shards:
             path = self.subset.directory / shard.mask_file
-            if _sha256_of_beginning(path, shard.instances) != shard.mask_sha256:
+            if sha256_of_beginning(path, shard.instances).hexdigest() != shard.mask_sha256:
                 return Check(name="filter", passed=False, detail=f"{path}: other bytes than were written")
         reader, mask, decide = self.subset.reader(), self.subset.mask(), self.subset.filter()
         rows = np.unique(np.linspace(0, len(self.subset) - 1, 200).astype(int))
@@ -142,11 +147,7 @@ class SubsetVerification:
 
             return [found for found in await asyncio.gather(*(look(int(row)) for row in rows)) if found]
 
-        try:
-            wrong = asyncio.run(differing())
-        except WorkError as error:
-            return Check(name="source", passed=False, detail=str(error))
-        if wrong:
+        if wrong := asyncio.run(differing()):
             return Check(name="source", passed=False, detail=wrong[0])
         return Check(name="source", passed=True, detail=f"{len(rows)} random instances are the source's bytes")
 
@@ -176,6 +177,8 @@ class SubsetVerification:
     def against_upstream(self, sample: int, seed: int, wanted: bool | None) -> Check:
         """OLMo's `IterableDataset` over the same files gives the same sequence."""
         name, manifest = "upstream", self.subset.manifest
+        if manifest.order_name is not None:
+            return Check(name=name, passed=None, detail="the order was given as an index; OLMo has none to compare")
         remote = next((file.location for file in self.files if "://" in file.location), None)
         if remote is not None:
             return Check(name=name, passed=None, detail=f"the source is not on this machine ({remote})")

@@ -48,7 +48,7 @@ def test_the_sparse_order_is_numpys_over_many_blocks(method: str, count: int) ->
     np.testing.assert_array_equal(found, numpys_shuffle(3_000_000, count, 6198))
 
 
-def test_the_order_is_upstreams(tmp_path: object) -> None:
+def test_the_order_is_upstreams() -> None:
     from olmo.data import IterableDataset
 
     class Numbers:

@@ -196,6 +196,23 @@ def test_verify_finds_every_kind_of_damage(subset: Path, source: Path, tmp_path:
     assert failed(subset) == []
 
 
+def test_what_cannot_be_read_fails_its_own_checks_only(
+    subset: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open(subset / "shard-00000.bin", "r+b") as file:
+        file.write(b"\xff" * 4)  # an id beyond the vocabulary
+    (subset / "index.npy").unlink()
+    nowhere = f"{source.parent}/tokens/={tmp_path}/nowhere/"
+    code, out, _ = run(capsys, "verify", str(subset), "--json", "--checksums", "--upstream", "--map", nowhere)
+    checks = {check["name"]: check for check in json.loads(out)["checks"]}
+    assert code == 1 and list(checks) == ["manifest", "shards", "filter", "order", "source", "upstream", "checksums"]
+    assert [name for name, check in checks.items() if check["passed"] is False] == (
+        ["shards", "filter", "order", "source", "upstream"]
+    )
+    assert "offset 0: id 4294967295 is beyond" in checks["filter"]["detail"]
+    assert "index.npy: cannot be read" in checks["order"]["detail"]
+
+
 def test_checksums_that_a_server_stated_are_used(source: Path, tmp_path: Path) -> None:
     """Surveyed on a server whose ETags are MD5s, then read from a copy on this machine."""
     tokens, copy = source.parent / "tokens", tmp_path / "copy"
@@ -281,6 +298,8 @@ def test_a_published_index_is_used_after_its_length_is_checked(
     own = Subset(tmp_path / "own")
     assert own.index().tolist() == order[::-1][:40].tolist()
     assert own.manifest.order_name and own.manifest.fingerprint != official.manifest.fingerprint
+    code, out, _ = run(capsys, "verify", str(tmp_path / "own"))
+    assert code == 0 and out.count("the order was given as an index") == 2
     for bad, message in (
         (order[:-4000], "the source has"),
         (np.zeros_like(order), "an instance comes twice"),
@@ -289,6 +308,22 @@ def test_a_published_index_is_used_after_its_length_is_checked(
         bad.tofile(tmp_path / "bad.npy")
         code, _, err = run(capsys, "fetch", *common, str(tmp_path / "bad.npy"), "-o", str(tmp_path / "bad"))
         assert code == 2 and message in err
+
+
+def test_a_survey_of_another_source_than_the_one_named_is_refused(
+    subset: Path, source: Path, manifest: SourceManifest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.txt").write_text("/x/a.npy\n")
+    (tmp_path / "surveyed.json").write_text(manifest.dump())
+    for where in (["-o", str(subset)], ["-o", str(tmp_path / "new"), "--manifest", str(tmp_path / "surveyed.json")]):
+        code, _, err = run(capsys, "fetch", str(tmp_path / "mine.txt"), "--instances", "1100", *where)
+        assert code == 2 and "is of another source ('synthetic', 292 files) than 'mine'" in err
+    code, _, _ = run(
+        capsys, "fetch", "-o", str(subset), "--instances", "1100", "--shard-instances", "300", "--concurrency", "8"
+    )
+    assert code == 0, "a folder knows its source where none is named"
+    code, _, _ = run(capsys, "fetch", str(source), "-o", str(subset), "--instances", "1101", "--shard-instances", "300")
+    assert code == 0
 
 
 def test_bad_input_is_one_line_and_exit_code_2(
@@ -321,7 +356,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
         assert code == 2 and len(err.strip().splitlines()) == 1, (arguments, err)
 
 
-def test_data_commands_need_no_torch(subset: Path) -> None:
+def test_data_commands_need_no_torch() -> None:
     code = (
         "import sys, olmo_ext.data.command, olmo_ext.data.fetch, olmo_ext.data.survey, olmo_ext.data.verify,"
         " olmo_ext.data.fingerprint, olmo_ext.data.order, olmo_ext.data.inspect\n"
