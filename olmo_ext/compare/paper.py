@@ -57,7 +57,11 @@ class PaperRow:
     source: str
     metric: str
     paper_value: float
+    """As printed: PPL, nats, or the score's own unit."""
+
     our_value: float | None
+    """In the unit of the paper's; PPL is exp of the mean loss, so that its ratio is the difference in nats."""
+
     paper_difference: float | None
     """To the baseline: nats for ppl and loss, the score's own unit otherwise."""
 
@@ -96,11 +100,13 @@ def read_expected(path: Path) -> list[Figure]:
     if not isinstance(content, Mapping) or not isinstance(content.get("figures"), list):
         raise InputError("no list `figures`", where=str(path), right="figures: [{run, metric, value, source}]")
     common = content.get("conditions") or {}
+    if not isinstance(common, Mapping):
+        raise InputError("no mapping", where=f"{path}, conditions", right="conditions: {tokens, data, evaluation}")
     figures = []
     for index, entry in enumerate(content["figures"]):
         place = f"{path}, figures.{index}"
         if not isinstance(entry, Mapping) or not {"run", "metric", "value"} <= entry.keys():
-            raise InputError("needs run, metric and value", where=place)
+            raise InputError("needs run, metric and value", where=place, right="{run, metric, value, source}")
         merged = {**common, **entry}
         try:
             figures.append(_figure(merged))
@@ -113,10 +119,13 @@ def _figure(entry: Mapping[str, Any]) -> Figure:
     def text(name: str) -> str | None:
         return None if entry.get(name) is None else str(entry[name])
 
+    value = float(entry["value"])
+    if not math.isfinite(value) or (entry["metric"] == "ppl" and value <= 0):
+        raise ValueError(f"{entry['metric']} cannot be {entry['value']}")
     return Figure(
         run=str(entry["run"]),
         metric=str(entry["metric"]),
-        value=float(entry["value"]),
+        value=value,
         source=text("source") or "",
         mark=text("mark") or "",
         note=text("note") or "",
@@ -186,11 +195,24 @@ def _mismatches(figure: Figure, group: GroupResult, tokens: int | None) -> list[
 def paper_rows(
     groups: list[GroupResult], path: Path, *, label: str | None, downstream: Sequence[DownstreamScore] = ()
 ) -> list[PaperRow]:
-    """Every figure of the file whose run is a group of this sweep."""
+    """Every figure of the file whose run is a group of this sweep.
+
+    :raises InputError: for a file that is no expected.yaml.
+    """
     figures = read_expected(path)
     by_name = {group.name: group for group in groups}
-    table = {(figure.run, figure.metric, figure.evaluation): figure for figure in figures}
-    lengths = {figure.run: figure.tokens for figure in figures if figure.tokens is not None}
+    lengths: dict[str, set[int]] = {}
+    for figure in figures:
+        if figure.tokens is not None:
+            lengths.setdefault(figure.run, set()).add(figure.tokens)
+
+    def tokens_of(figure: Figure) -> int | None:
+        # A figure without tokens of its own is of the run whose perplexity has them.
+        known = lengths.get(figure.run, set())
+        return figure.tokens or (next(iter(known)) if len(known) == 1 else None)
+
+    # A paper may print one run after several numbers of tokens: its difference is to the baseline after as many.
+    table = {(f.run, f.metric, f.evaluation, f.data, tokens_of(f)): f for f in figures}
     rows = []
     for figure in figures:
         group = by_name.get(figure.run)
@@ -199,12 +221,11 @@ def paper_rows(
         is_loss = figure.metric in ("ppl", "loss")
         ours = _our_loss(group, figure, label) if is_loss else _our_score(group, figure, downstream)
         paper_difference = None
-        other = table.get((group.baseline or "", figure.metric, figure.evaluation))
+        other = table.get((group.baseline or "", figure.metric, figure.evaluation, figure.data, tokens_of(figure)))
         if other is not None:
             left, right = (_nats(f) if is_loss else f.value for f in (figure, other))
             paper_difference = None if left is None or right is None else left - right
-        # A figure without tokens of its own is of the run whose perplexity has them.
-        reasons = _mismatches(figure, group, figure.tokens or lengths.get(figure.run))
+        reasons = _mismatches(figure, group, tokens_of(figure))
         why = "; ".join([*reasons, *([ours.missing] if ours.missing else [])])
         verdict = NOT_COMPARABLE
         if not why:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -520,7 +521,30 @@ def test_the_repositorys_paper_figures_are_read(path: Path) -> None:
     assert len(read_expected(path)) >= 10
 
 
-@pytest.mark.parametrize("content", ["figures: 3", "figures: [{run: a}]", "figures: [{run: a, metric: ppl, value: x}]"])
+def test_a_papers_difference_is_to_its_baseline_after_as_many_tokens(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    make_sweep(path, {"base": {**SHORT, "final": BASE}, "wide": {**SHORT, "final": 2.9}}, baseline="base")
+    figures = [
+        {"run": run, "metric": "loss", "value": value, "tokens": tokens}
+        for run, tokens, value in (("base", 10, 3.5), ("wide", 10, 3.4), ("base", 90, 3.0), ("wide", 90, 2.8))
+    ]
+    expected = tmp_path / "expected.yaml"
+    expected.write_text(json.dumps({"figures": figures}))
+    rows = [row for row in compare_sweep(read_sweep(path), expected=expected).paper if row.group == "wide"]
+    assert [row.paper_difference for row in rows] == pytest.approx([-0.1, -0.2])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "figures: 3",
+        "figures: [{run: a}]",
+        "figures: [{run: a, metric: ppl, value: x}]",
+        "figures: [{run: a, metric: ppl, value: 0}]",
+        "figures: [{run: a, metric: loss, value: .nan}]",
+        "{conditions: [1], figures: []}",
+    ],
+)
 def test_a_broken_expected_file_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "expected.yaml").write_text(content)
     with pytest.raises(InputError, match="expected.yaml"):
