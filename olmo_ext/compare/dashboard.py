@@ -12,18 +12,17 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from olmo_ext.compare.collect import TOKENS_PER_SECOND, TRAIN_LOSS, validation_metric
 from olmo_ext.compare.dashboard_text import answer
+from olmo_ext.compare.sync import existing_id
 from olmo_ext.errors import InputError, WorkError
-from olmo_ext.training.wandb_settings import ID_FILE, has_key, server_url
+from olmo_ext.training.wandb_settings import has_key, server_url
 
 if TYPE_CHECKING:
     from olmo_ext.compare.outcome import Comparison
 
-TRAIN_LOSS = "train/CrossEntropyLoss"
-TOKENS_PER_SECOND = "throughput/tokens_per_second"
 SHAPE_COLUMNS = {
     "shape_d_model": "d_model",
     "shape_n_layers": "layers",
@@ -127,7 +126,7 @@ def _sections(result: Comparison, reports: Any) -> list[tuple[str, list[Any]]]:
     config, summary = reports.Config, reports.SummaryMetric
     shape = config("shape_name")
     ppl = f"eval/{result.label}/Perplexity" if result.label else None
-    loss = f"eval/{result.label}/CrossEntropyLoss" if result.label else None
+    loss = validation_metric(result.label) if result.label else None
 
     def lines(metric: str, title: str, *, log_y: bool = False, smooth: float | None = None) -> list[Any]:
         return [
@@ -221,11 +220,6 @@ def _filter(names: Names) -> str:
     return f"Config('sweep_name') == {names.sweep!r}"
 
 
-def _wandb_id(run: Any) -> str | None:
-    path = Path(run.path) / ID_FILE
-    return path.read_text().strip() or None if path.exists() else None
-
-
 def build_workspace(result: Comparison, names: Names) -> Any:
     """The saved view: curves, scatters, parallel coordinates, and the run table grouped by shape."""
     workspaces, reports = _libraries()
@@ -235,7 +229,7 @@ def build_workspace(result: Comparison, names: Names) -> Any:
     for title, panels in _sections(result, reports):
         sections.append(workspaces.Section(name=title, panels=_arrange(panels, reports), is_open=True))
     baseline = next((group for group in result.groups if group.baseline is None), None)
-    ids = [found for run in (baseline.runs if baseline else []) if (found := _wandb_id(run))]
+    ids = [found for run in (baseline.runs if baseline else []) if (found := existing_id(run.path))]
     workspace = workspaces.Workspace(
         entity=names.entity or "-",
         project=names.project,
@@ -382,7 +376,7 @@ def _write_values(api: Any, result: Comparison, names: Names) -> list[str]:
     missing = []
     values = run_values(result)
     for run in result.sweep.runs:
-        identity = _wandb_id(run)
+        identity = existing_id(run.path)
         try:
             if identity is None:
                 raise ValueError("never logged to W&B")

@@ -92,7 +92,10 @@ def _rows(number: int) -> str:
 
 
 def find_runs(path: Path) -> list[RunDirectory]:
-    """The runs of a sweep's folder, or the one run that `path` is."""
+    """The runs of a sweep's folder, or the one run that `path` is.
+
+    :raises InputError: where there is neither.
+    """
     if (path / "config.yaml").is_file():
         return [RunDirectory(path)]
     runs = [RunDirectory(folder) for folder in sorted(path.iterdir())] if path.is_dir() else []
@@ -137,17 +140,24 @@ def overtaken_steps(run: RunDirectory, rows: list[tuple[int, dict[str, Any]]]) -
 
 
 class Ledger:
-    """`wandb/uploads.json`: what has gone where."""
+    """`wandb/uploads.json`: what has gone where.
+
+    :param key: server, entity, project and run id, joined by slashes.
+    :raises InputError: for a file that is no such ledger.
+    """
 
     def __init__(self, run: RunDirectory, key: str) -> None:
         self.path, self.key = run.wandb / LEDGER, key
         try:
             self.content: dict[str, Any] = json.loads(self.path.read_text())
+            self.entry: dict[str, Any] = self.content.get(key, {})
+            int(self.entry.get("through_step", -1))
         except FileNotFoundError:
-            self.content = {}
-        except ValueError:
-            raise InputError("not JSON", where=str(self.path), right="delete it: the server is asked as well") from None
-        self.entry: dict[str, Any] = self.content.get(key, {})
+            self.content, self.entry = {}, {}
+        except (ValueError, TypeError, AttributeError):
+            raise InputError(
+                "no list of uploads", where=str(self.path), right="delete it: the server is asked as well"
+            ) from None
 
     def write(self, **changes: Any) -> None:
         self.entry = {**self.entry, **changes}
@@ -209,14 +219,15 @@ def sync_run(
     :param project: instead of `wandb.project` of the config; needed for a run trained without a `wandb` section.
     :param again: send everything as a new W&B run with a new id.
     :param seconds: limit for the whole upload; by default a minute and more for many rows.
-    :raises InputError: for a run without project, or names that W&B does not take.
+    :raises InputError: for a run without project, names that W&B does not take, or a file of its folder that cannot be
+        read.
     """
     values = _checked_values(run, sweep=sweep, project=project, entity=entity)
     section = values["wandb"]
     upload = Upload(run=run.name)
     if again and not dry_run:
         (run.path / ID_FILE).unlink(missing_ok=True)
-    upload.run_id = _existing_id(run) if dry_run else run_id(run)
+    upload.run_id = existing_id(run.path) if dry_run else run_id(run)
 
     all_rows = run.read_metrics()
     state = run.read_state()
@@ -266,8 +277,9 @@ def sync_run(
     return upload
 
 
-def _existing_id(run: RunDirectory) -> str | None:
-    path = run.path / ID_FILE
+def existing_id(folder: Path) -> str | None:
+    """The W&B id of the run in this folder; none before its first start with W&B. Makes none, unlike `run_id`."""
+    path = folder / ID_FILE
     return path.read_text().strip() or None if path.exists() else None
 
 

@@ -13,6 +13,7 @@ from olmo_ext.compare import words
 from olmo_ext.compare.collect import Run, Sweep
 from olmo_ext.compare.group import GroupResult
 from olmo_ext.compare.outcome import Comparison
+from olmo_ext.compare.verdict import BUDGET_TOLERANCE
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -65,10 +66,10 @@ def _cells(group: GroupResult) -> list[str]:
         difference = f"{words.signed(group.nats.mean)} {words.interval(group.nats)}"
     change = group.flops_change
     flops = words.count(group.features.flops_per_token)
-    if change is not None and abs(change) > 0.005:
+    if change is not None and abs(change) > BUDGET_TOLERANCE:
         flops += f" ({words.percent(change, 0)})"
     size = words.count(group.features.non_embedding)
-    if group.size_change is not None and abs(group.size_change) > 0.005:
+    if group.size_change is not None and abs(group.size_change) > BUDGET_TOLERANCE:
         size += f" ({words.percent(group.size_change)})"
     return [
         name,

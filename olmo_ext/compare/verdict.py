@@ -11,6 +11,7 @@ SURE = 0.05
 """Corrected p-value below which a difference is called one."""
 
 BUDGET_TOLERANCE = 0.005
+"""Relative difference in parameters or FLOPs per token above which a budget is shown as unequal."""
 
 LEAST_TOKENS = 1.0
 """Per non-embedding parameter; compute-optimal training takes about 20 (Hoffmann et al., arXiv 2203.15556)."""

@@ -274,3 +274,12 @@ def test_train_and_eval_of_a_step_become_one_row(tmp_path):
 def test_nothing_in_the_folder_is_taken_for_a_sweep(tmp_path):
     with pytest.raises(InputError, match="no runs here"):
         sync.find_runs(Path(tmp_path))
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"KEY": []}', '{"KEY": {"through_step": "x"}}'])
+def test_a_ledger_that_is_none_is_one_line(tmp_path, content):
+    run = RunDirectory(tmp_path)
+    run.wandb.mkdir()
+    (run.wandb / sync.LEDGER).write_text(content.replace("KEY", "server/team/project/id"))
+    with pytest.raises(InputError, match="uploads.json: no list of uploads; delete it"):
+        sync.Ledger(run, "server/team/project/id")
