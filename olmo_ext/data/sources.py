@@ -80,7 +80,7 @@ def expand(pattern: str, *, where: str) -> list[str]:
     choices: list[list[str]] = []
     for start, stop in zip(pieces[1::3], pieces[2::3], strict=True):
         if int(stop) < int(start):
-            raise InputError(f"range {start}..{stop} runs backwards", where=where)
+            raise InputError(f"range {start}..{stop} runs backwards", where=where, right=f"{{{stop}..{start}}}")
         choices.append([f"{number:0{len(start)}d}" for number in range(int(start), int(stop) + 1)])
     texts = pieces[::3]
     return [
@@ -125,7 +125,8 @@ def load_source(name: str | Path, *, locations: Mapping[str, str] | None = None)
         paths = [line for line in lines if line and not line.startswith("#")]
         source = Source(name=path.stem, paths=paths, groups=[""] * len(paths))
     if not source.paths:
-        raise InputError("the list is empty", where=where)
+        raise InputError("the list is empty", where=where, right="at least one file")
+    check_dtype(source.dtype, source.vocabulary_size, where=where)
     return Source(**{**source.__dict__, "locations": {**source.locations, **(locations or {})}})
 
 
@@ -133,7 +134,8 @@ def _from_yaml(text: str, *, where: str) -> Source:
     try:
         content: Any = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise InputError(f"not YAML ({' '.join(str(error).split())})", where=where) from None
+        what = f"not YAML ({' '.join(str(error).split())})"
+        raise InputError(what, where=where, right="a source, or a config of OLMo") from None
     if not isinstance(content, dict):
         raise InputError("no mapping", where=where, right="name, dtype, groups .. or a config of OLMo")
     if "groups" in content:
@@ -143,33 +145,53 @@ def _from_yaml(text: str, *, where: str) -> Source:
     raise InputError("neither `groups` nor `data.paths`", where=where, right="a source, or a config of OLMo")
 
 
+_WORDS = {int: "a whole number above 0", str: "a text", list: "a list", dict: "a mapping"}
+
+
+def _typed(content: Mapping[str, Any], key: str, kind: type, default: Any = None, *, where: str) -> Any:
+    """A value of the right kind, or the default where the key is missing or null."""
+    value = content.get(key)
+    if value is None and kind is not list:
+        return default
+    if not isinstance(value, kind) or (kind is int and (value is True or value is False or value < 1)):
+        raise InputError(f"{key}: {value!r}", where=where, right=_WORDS[kind])
+    return value
+
+
 def _from_groups(content: Mapping[str, Any], *, where: str) -> Source:
     for key in content:
         if key not in KEYS:
             raise InputError(f"unknown key {key!r}", where=where, right=f"one of {', '.join(KEYS)}")
     paths: list[str] = []
     groups: list[str] = []
-    for number, group in enumerate(content["groups"]):
+    prefix, stated = str(content.get("prefix") or ""), str(content.get("list_sha256") or "")
+    for number, group in enumerate(_typed(content, "groups", list, where=where)):
         here = f"{where}, groups[{number}]"
-        if not isinstance(group, dict) or "files" not in group or set(group) - set(GROUP_KEYS):
+        if not isinstance(group, dict) or set(group) - set(GROUP_KEYS):
             raise InputError(f"{group!r}", where=here, right=f"keys {', '.join(GROUP_KEYS)}")
-        for one in group["files"] if isinstance(group["files"], list) else [group["files"]]:
-            for path in expand(content.get("prefix", "") + str(one), where=here):
-                times = 2 if group.get("twice") and fnmatch.fnmatchcase(path, group["twice"]) else 1
-                paths += [path] * times
-                groups += [str(group.get("name", number))] * times
+        files, doubled = group.get("files"), 0
+        files = files if isinstance(files, list) else [files]
+        if not files or not all(isinstance(one, str) and one for one in files):
+            raise InputError(f"files: {group.get('files')!r}", where=here, right="a path, or a list of paths")
+        for path in (path for one in files for path in expand(prefix + one, where=here)):
+            twice = bool(group.get("twice")) and fnmatch.fnmatchcase(path, str(group["twice"]))
+            doubled += twice
+            paths += [path] * (1 + twice)
+            groups += [str(group.get("name", number))] * (1 + twice)
+        if group.get("twice") and not doubled:
+            raise InputError(
+                f"twice: {group['twice']!r} is none of its files", where=here, right="a pattern of the path"
+            )
     found = Source(
         name=str(content.get("name", Path(where).stem)),
         paths=paths,
         groups=groups,
         dtype=content.get("dtype", "uint32"),
-        sequence_length=int(content.get("sequence_length", 4096)),
-        vocabulary_size=content.get("vocabulary_size"),
-        tokenizer=content.get("tokenizer"),
-        locations=dict(content.get("map") or {}),
+        sequence_length=_typed(content, "sequence_length", int, 4096, where=where),
+        vocabulary_size=_typed(content, "vocabulary_size", int, where=where),
+        tokenizer=_typed(content, "tokenizer", str, where=where),
+        locations={str(old): str(new) for old, new in (_typed(content, "map", dict, where=where) or {}).items()},
     )
-    check_dtype(found.dtype, found.vocabulary_size, where=where)
-    stated = content.get("list_sha256")
     if stated and stated != found.list_sha256:
         raise InputError(
             f"expands to {len(paths)} paths with sha256 {found.list_sha256[:12]}, the published list has {stated[:12]}",
@@ -180,8 +202,8 @@ def _from_groups(content: Mapping[str, Any], *, where: str) -> Source:
 
 
 def _from_olmo(content: Mapping[str, Any], *, where: str) -> Source:
-    data, model = content["data"], content.get("model") or {}
-    paths = [str(path) for path in data["paths"]]
+    data, model = content["data"], _typed(content, "model", dict, where=where) or {}
+    paths = [str(path) for path in _typed(data, "paths", list, where=where)]
     unresolved = next((path for path in paths if "${" in path), None)
     if unresolved:
         raise InputError(f"{unresolved!r} is not resolved", where=f"{where}, data.paths", right="write the paths out")
@@ -190,7 +212,7 @@ def _from_olmo(content: Mapping[str, Any], *, where: str) -> Source:
         paths=paths,
         groups=[""] * len(paths),
         dtype=data.get("memmap_dtype", "uint16"),
-        sequence_length=int(model.get("max_sequence_length", 4096)),
-        vocabulary_size=model.get("vocab_size"),
-        tokenizer=(content.get("tokenizer") or {}).get("identifier"),
+        sequence_length=_typed(model, "max_sequence_length", int, 4096, where=where),
+        vocabulary_size=_typed(model, "vocab_size", int, where=where),
+        tokenizer=(_typed(content, "tokenizer", dict, where=where) or {}).get("identifier"),
     )

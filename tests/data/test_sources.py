@@ -102,5 +102,22 @@ def test_what_is_no_source_is_refused_in_one_line(tmp_path: Path) -> None:
         (tmp_path / "bad.yaml").write_text(content)
         with pytest.raises(InputError):
             load_source(tmp_path / "bad.yaml")
+    for content, message in (
+        ("groups: 5", "groups: 5; a list"),
+        ("groups:", "groups: None; a list"),
+        ("groups: [{files: }]", r"groups\[0\]: files: None; a path"),
+        ("groups: [{files: x, twice: y}]", "twice: 'y' is none of its files"),
+        ("groups: [{files: x}]\nsequence_length: 0", "sequence_length: 0; a whole number above 0"),
+        ("groups: [{files: x}]\nsequence_length: 4096.5", "sequence_length: 4096.5; a whole number"),
+        ("groups: [{files: x}]\nvocabulary_size: many", "vocabulary_size: 'many'; a whole number"),
+        ("groups: [{files: x}]\nmap: [1]", "map: .*; a mapping"),
+        ("groups: [{files: x}]\nlist_sha256: 5", "the published list has 5"),
+        ("data: {paths: abc.npy}", "paths: 'abc.npy'; a list"),
+        ("data: {paths: [a]}\nmodel: {vocab_size: 100278}", "uint16 holds ids up to 65,535, .* 100,278; uint32"),
+        ("data: {paths: [a]}\ntokenizer: gpt2", "tokenizer: 'gpt2'; a mapping"),
+    ):
+        (tmp_path / "bad.yaml").write_text(content)
+        with pytest.raises(InputError, match=f"bad.yaml.*{message}"):
+            load_source(tmp_path / "bad.yaml")
     with pytest.raises(InputError, match="FROM=TO"):
         parse_map(["http://a/"])
