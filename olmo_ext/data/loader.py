@@ -276,7 +276,7 @@ def _needed_instances(values: Mapping[str, Any], available: int, *, subset: Path
     duration = values.get("max_duration")
     if duration is None:
         return available
-    steps = run_length({**values, "stop_at": values.get("stop_at")}, instances=available).steps
+    steps = run_length(values, instances=available).steps
     in_epochs = isinstance(duration, str) and duration.endswith("ep")
     if subset and not in_epochs and steps > available // batch:
         length = values["model"]["max_sequence_length"]
@@ -301,16 +301,19 @@ def build_train_loader(values: Mapping[str, Any], *, rank: int, world_size: int,
     """
     data, model, batch = values["data"], values["model"], values["global_train_batch_size"]
     if batch % world_size:
-        raise InputError(f"global_train_batch_size {batch} does not divide over {world_size} ranks")
+        right = f"a multiple of {world_size}, or another number of ranks"
+        raise InputError(f"global_train_batch_size {batch} does not divide over {world_size} ranks", right=right)
     repetition_filter = RepetitionFilter.from_config(data.get("instance_filter"))
     options: dict[str, Any] = {}
     if data.get("generate_attention_mask"):
         if model.get("pad_token_id") is None:
-            raise InputError("data.generate_attention_mask needs model.pad_token_id")
+            raise InputError("data.generate_attention_mask is on", right="give model.pad_token_id, which it masks")
         options["attention_mask_for"] = model["pad_token_id"]
     if data.get("generate_doc_lengths"):
         if model.get("eos_token_id") is None:
-            raise InputError("data.generate_doc_lengths needs model.eos_token_id")
+            raise InputError(
+                "data.generate_doc_lengths is on", right="give model.eos_token_id, where it ends documents"
+            )
         options["document_lengths_by"] = model["eos_token_id"]
     if data.get("subset"):
         subset = open_subset(values)
@@ -365,7 +368,9 @@ def _label_masks(paths: Sequence[str], *, files: Sequence[Any], values: Mapping[
     for mask, file in zip(masks, files, strict=True):
         if mask.num_instances != file.num_instances:
             raise InputError(
-                f"{mask.num_instances} instances of mask for {file.num_instances} of {file.path}", where=mask.path
+                f"{mask.num_instances} instances of mask for {file.num_instances} of {file.path}",
+                where=mask.path,
+                right="one byte for each token, the masks in the order of data.paths",
             )
     return TokenReader(
         [mask.path for mask in masks],

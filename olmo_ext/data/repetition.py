@@ -107,16 +107,16 @@ class _Screen:
     """
 
     def __init__(self, length: int, min_period: int, max_period: int, count: int) -> None:
-        at, before, half = [], [], []
+        at, before, periods = [], [], []
         for period in range(min_period, max_period + 1):
             run = (count - 3) * period
             positions = np.arange(period, length, run // 2)
             at.append(positions)
             before.append(positions - period)
-            half.append(np.full(len(positions), period))
+            periods.append(np.full(len(positions), period))
         self.at = np.concatenate(at) if at else np.zeros(0, dtype=np.int64)
         self.before = np.concatenate(before) if before else np.zeros(0, dtype=np.int64)
-        self.period = np.concatenate(half) if half else np.zeros(0, dtype=np.int64)
+        self.period = np.concatenate(periods) if periods else np.zeros(0, dtype=np.int64)
 
     def suspects(self, instances: np.ndarray) -> np.ndarray:
         """Which rows may hold a long repetition: a superset of those with `periods_to_check`."""
