@@ -108,6 +108,7 @@ def remarks(run: Run, baseline: Run, label: str | None) -> list[str]:
 
 
 def same_device(runs: list[Run]) -> bool:
+    """Whether all runs used one kind of device and as many of them: without that no times are compared."""
     return len({(run.provenance.get("device"), run.provenance.get("world_size")) for run in runs}) <= 1
 
 

@@ -46,7 +46,14 @@ class SpeedUp:
 
     low: float | None
     high: float | None
+    """95 % interval over the seeds, Student's t on the logarithms of their ratios; none for one seed."""
+
     seeds: int
+    """Paired seeds whose ratio is known."""
+
+    pairs: int
+    """All paired seeds: the others' curves lie below the target from their first evaluation on, or never reach it."""
+
     reached: int
     """Seeds in which the group reaches the baseline's final loss."""
 
@@ -87,9 +94,8 @@ def equal_budget(
 def speed_up(treatment: Mapping[int | None, Series], baseline: Mapping[int | None, Series]) -> SpeedUp | None:
     """How much sooner, in tokens, the group reaches the baseline's final loss; none where no seed can say."""
     logs, reached = [], 0
-    for seed, curve in treatment.items():
-        if seed not in baseline:
-            continue
+    paired = [(seed, curve) for seed, curve in treatment.items() if seed in baseline]
+    for seed, curve in paired:
         other = baseline[seed]
         at = first_reach(curve.tokens, curve.value, float(other.value[-1]))
         if at is not None:
@@ -107,6 +113,7 @@ def speed_up(treatment: Mapping[int | None, Series], baseline: Mapping[int | Non
         low=None if found.low is None else math.exp(found.low),
         high=None if found.high is None else math.exp(found.high),
         seeds=len(logs),
+        pairs=len(paired),
         reached=reached,
     )
 

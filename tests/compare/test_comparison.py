@@ -277,6 +277,13 @@ def test_speed_up_is_the_ratio_of_tokens_to_the_baselines_loss(tmp_path: Path) -
     assert slow is not None and slow.reached == 0 and slow.ratio == pytest.approx(1 / exact, rel=0.01)
 
 
+def test_a_seed_whose_crossing_was_not_seen_is_counted_as_left_out(tmp_path: Path) -> None:
+    result = _compared(tmp_path / "s", {"base": {"final": BASE}, "wide": {"final": _shifted(-0.1, -0.1, -9.0)}})
+    found = result.group("wide").speed_up
+    assert found is not None and (found.seeds, found.pairs, found.reached) == (2, 3, 2)
+    assert "reached by 2 of 3 seeds, 1 left out" in render(result)
+
+
 def test_holm_counts_every_comparison_of_the_sweep(tmp_path: Path) -> None:
     groups: dict[str, dict[str, Any]] = {"base": {"final": BASE}}
     for number in range(5):

@@ -179,6 +179,17 @@ def test_a_page_of_which_nothing_was_compared_does_not_say_that_nothing_differs(
     assert "Nothing differs." not in render(compare_sweep(read_sweep(path)))
 
 
+def test_speeds_of_different_devices_do_not_stand_on_one_axis(tmp_path: Path) -> None:
+    groups: dict[str, dict[str, Any]] = {name: {**SHORT, "final": 3.0} for name in "ab"}
+    path = make_sweep(tmp_path / "s", groups, baseline="a", seeds=[1])
+    drawn = '"id":"pareto-speed"'
+    assert drawn in render(compare_sweep(read_sweep(path)))
+    file = path / "b-s1" / "provenance.json"
+    file.write_text(file.read_text().replace('"device": "cpu"', '"device": "gpu"'))
+    text = render(compare_sweep(read_sweep(path)))
+    assert drawn not in text and "loss against speed is not drawn" in text
+
+
 def test_needles_are_those_of_the_newest_checkpoint(tmp_path: Path) -> None:
     rows = [
         {"task": "niah_single_1", "metric": "string_match", "value": value, "step": step, "length": 512, "depth": 0.5}

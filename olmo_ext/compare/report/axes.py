@@ -20,7 +20,9 @@ def axes(result: Comparison, present: set[str]) -> Html:
         ("ratio", "How narrow each sub-MLP is.", "d_ff / d_model", lambda g: g.features.ratio),
     ):
         if name in present:
-            rows = [[g.name, g.features.family, words.number(of(g), 3), words.number(g.ppl, 3)] for g in result.groups]
+            # As in the plot: losses of a group of other data or length do not stand beside the others'.
+            shown = [group for group in result.groups if not group.blocking]
+            rows = [[g.name, g.features.family, words.number(of(g), 3), words.number(g.ppl, 3)] for g in shown]
             data = behind(table(["Group", "Family", x, "PPL"], rows, caption=f"Perplexity over {x}", numeric_from=2))
             parts.append(
                 plot(

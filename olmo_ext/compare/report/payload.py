@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from olmo_ext.compare.collect import TRAIN_LOSS, Run, Series, validation_metric
+from olmo_ext.compare.comparable import same_device
 from olmo_ext.compare.group import GroupResult
 from olmo_ext.compare.outcome import Comparison
 from olmo_ext.compare.report.thinning import extremes, means
@@ -122,7 +123,8 @@ def figures(result: Comparison, index: dict[str, int]) -> list[dict[str, Any]]:
     loss_name, ppl_name = "Validation loss (nats)", "Validation perplexity"
     wide = spread([run.progress()[2] for group in result.groups for run in group.finished])
     add("pareto-flops", lambda g, r: r.progress()[2] or None, _loss, "Training FLOPs", loss_name, front="min", log=wide)
-    add("pareto-speed", lambda g, r: r.tokens_per_second(), _loss, "Tokens per second", loss_name, front="max")
+    if one_device(result):
+        add("pareto-speed", lambda g, r: r.tokens_per_second(), _loss, "Tokens per second", loss_name, front="max")
     for name, of, x_name in (
         ("aspect", lambda group: group.features.aspect if _near(result, group) else None, "d_model / layers"),
         ("ratio", lambda group: group.features.ratio, "d_ff of one sub-MLP / d_model"),
@@ -152,6 +154,11 @@ def figures(result: Comparison, index: dict[str, int]) -> list[dict[str, Any]]:
         add("scaling", lambda g, r: g.features.non_embedding, _loss, "Non-embedding parameters", loss_name, log=True,
             fits=fits)  # fmt: skip
     return found
+
+
+def one_device(result: Comparison) -> bool:
+    """Whether the speeds of all finished runs may stand on one axis."""
+    return same_device([run for group in result.groups for run in group.finished])
 
 
 def _number(value: Any) -> float | None:

@@ -12,6 +12,7 @@ from olmo_ext.compare.group import GroupResult
 from olmo_ext.compare.outcome import Comparison
 from olmo_ext.compare.report.drawings import WIDTH, share_bar, silhouette
 from olmo_ext.compare.report.html import Html, behind, plot, section, table
+from olmo_ext.compare.report.payload import one_device
 from olmo_ext.compare.statistics import Difference, interpolate
 from olmo_ext.compare.views import AXES, AXIS_NAMES
 from olmo_ext.quantities import format_count, format_seconds
@@ -170,6 +171,8 @@ def cost(result: Comparison) -> Html:
         + "</div>"
     )  # fmt: skip
     parts = [pair, data]
+    if not one_device(result):
+        parts.append('<p class="aside">The runs used different devices: loss against speed is not drawn.</p>')
     if compared:
         parts.append(_views_table(compared))
     return section("cost", "At what cost", *parts, short="Cost")
@@ -198,7 +201,9 @@ def _views_table(compared: list[GroupResult]) -> str:
             row.append(words.DASH)
         else:
             bounds = "" if speed.low is None else f"[{speed.low:.3f}, {speed.high:.3f}] "
-            reached = f"reached by {speed.reached} of {speed.seeds} seeds"
+            reached = f"reached by {speed.reached} of {speed.pairs} seeds"
+            if speed.seeds < speed.pairs:
+                reached += f", {speed.pairs - speed.seeds} left out: the crossing was not seen"
             row.append(Html(f"{speed.ratio:.3f} ×<small>{bounds}{reached}</small>"))
         rows.append(row)
     head = ["Group", *(f"Equal {AXIS_NAMES[axis]}" for axis in AXES), "Tokens to the baseline's loss"]
