@@ -283,6 +283,8 @@ def build_corpus(
     if bpe_entries is not None:
         say(f"training a BPE of {bpe_entries:,} entries on {min(total, BPE_TRAINING_BYTES) / 1e6:,.0f} MB")
         built = train_bpe(_training_texts(source, plan), vocab_size=bpe_entries)
+        if built.vocab_size < bpe_entries:
+            say(f"the text is too short for more than {built.vocab_size:,} of {bpe_entries:,} entries")
     assert built is not None
     dtype = np.dtype("<u2" if built.vocab_size <= 2**16 else "<u4")
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -256,7 +256,10 @@ def _read_text(path: Path) -> str:
 
 
 def _text_field(record: Any, field: str, where: str) -> str:
-    value = record.get(field) if isinstance(record, dict) else None
+    """The text of a record; null, which is what an empty cell of a table is, is an empty text."""
+    value = record.get(field, False) if isinstance(record, dict) else False
+    if value is None:
+        return ""
     if not isinstance(value, str):
         have = ", ".join(record) if isinstance(record, dict) else type(record).__name__
         raise InputError(f"no text in field {field!r} (there is: {have})", where=where, right="name it: --text-field")

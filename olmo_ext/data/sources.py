@@ -153,7 +153,7 @@ def _typed(content: Mapping[str, Any], key: str, kind: type, default: Any = None
     value = content.get(key)
     if value is None and kind is not list:
         return default
-    if not isinstance(value, kind) or (kind is int and (value is True or value is False or value < 1)):
+    if not isinstance(value, kind) or (isinstance(value, int) and (isinstance(value, bool) or value < 1)):
         raise InputError(f"{key}: {value!r}", where=where, right=_WORDS[kind])
     return value
 

@@ -166,6 +166,22 @@ def test_every_frame_of_a_zst_file_is_read(tmp_path: Path) -> None:
     assert len(texts) == 18_000 and texts[-1] == "8999 of 1"
 
 
+def test_an_empty_cell_or_null_is_an_empty_document_that_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,id\n,1\nhallo,2\n")
+    (tmp_path / "b.jsonl").write_text('{"text": null}\n{"text": "x"}\n')
+    source = FileSource([tmp_path])
+    assert [text for _, text in source.documents()] == ["hallo", "x"] and source.left_out == {"empty": 2}
+
+
+def test_a_bpe_that_the_text_is_too_short_for_is_said_to_be_smaller(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("short")
+    said: list[str] = []
+    manifest, _ = build_corpus(
+        FileSource([tmp_path / "a.txt"]), tmp_path / "out", tokenizer="bpe:4096", say=said.append
+    )
+    assert f"the text is too short for more than {manifest.vocab_size:,} of 4,096 entries" in said
+
+
 def test_a_name_with_brackets_is_no_pattern(tmp_path: Path) -> None:
     for name in ("a1.csv", "a[1].csv"):
         (tmp_path / name).write_text(f"text\nfrom {name}\n")
