@@ -154,7 +154,10 @@ def order(
     method: str,
     as_json: bool,
 ) -> None:
-    """The first instances of the official order of MANIFEST, as an index file (uint32, .npy)."""
+    """The first instances of the official order of MANIFEST, as an index file (uint32, .npy).
+
+    OUTPUT.json beside it says what it is. An index of another order that is there already stays.
+    """
     import io
 
     import numpy as np
@@ -166,16 +169,16 @@ def order(
 
     source = _manifest(manifest)
     count = _instances(tokens, instances, source.sequence_length)
+    fingerprint = sequence_fingerprint(
+        source=source.fingerprint, seed=seed, epoch=epoch, sequence_length=source.sequence_length
+    )
+    described = output.with_name(output.name + ".json")
+    if output.exists() and (not described.exists() or fingerprint not in described.read_text(errors="replace")):
+        raise InputError("holds something else than this order", where=str(output), right="another name for --output")
     output.parent.mkdir(parents=True, exist_ok=True)
     with Progress("order", 1.0, show=lambda share: f"{share:.0%}") as progress:
         values = first_of_order(source.instances, count, seed=seed, epoch=epoch, method=method, progress=progress.to)
         progress.to(1.0)
-    buffer = io.BytesIO()
-    np.save(buffer, values)
-    write_atomically(output, buffer.getvalue())
-    fingerprint = sequence_fingerprint(
-        source=source.fingerprint, seed=seed, epoch=epoch, sequence_length=source.sequence_length
-    )
     summary = {
         "index": str(output),
         "fingerprint": fingerprint,
@@ -187,7 +190,11 @@ def order(
         "tokens": count * source.sequence_length,
         "first": values[:5].tolist(),
     }
-    write_atomically(output.with_name(output.name + ".json"), json.dumps(summary, indent=1) + "\n")
+    # First what it is: after a kill in between, the same command goes on.
+    write_atomically(described, json.dumps(summary, indent=1) + "\n")
+    buffer = io.BytesIO()
+    np.save(buffer, values)
+    write_atomically(output, buffer.getvalue())
     if as_json:
         click.echo(json.dumps(summary))
     else:

@@ -225,18 +225,23 @@ def _what_is_there(output: Path, request: str, say: Say) -> CorpusManifest | Non
     return manifest
 
 
+def _beside(output: Path, kind: str) -> Path:
+    """The folder beside `output` that this process alone uses, on a disk that several machines may share."""
+    return output.with_name(f".{output.name}.{os.getpid()}.{os.uname().nodename}.{kind}")
+
+
 def _remove_leftovers(output: Path) -> None:
-    """Folders of builds that were killed; one whose process still runs is left alone."""
-    for folder in output.parent.glob(f".{glob.escape(output.name)}.*"):
-        process, kind = folder.name.removeprefix(f".{output.name}.").partition(".")[::2]
-        if kind not in ("aside", "old"):
-            continue
-        if process.isdecimal() and not Path("/proc", process).exists():
-            shutil.rmtree(folder, ignore_errors=True)
+    """Folders of this machine's builds that were killed; one whose process still runs is left alone."""
+    name, node = glob.escape(output.name), glob.escape(os.uname().nodename)
+    for kind in ("aside", "old"):
+        for folder in output.parent.glob(f".{name}.*.{node}.{kind}"):
+            process = folder.name.removeprefix(f".{output.name}.").partition(".")[0]
+            if process.isdecimal() and not Path("/proc", process).exists():
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _move_into_place(aside: Path, output: Path, request: str) -> None:
-    old = output.with_name(f".{output.name}.{os.getpid()}.old")
+    old = _beside(output, "old")
     if (output / MANIFEST).is_file() and read_manifest(output).request == request:
         os.rename(output, old)
     try:
@@ -289,7 +294,7 @@ def build_corpus(
     dtype = np.dtype("<u2" if built.vocab_size <= 2**16 else "<u4")
     output.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(output)
-    aside = output.with_name(f".{output.name}.{os.getpid()}.aside")
+    aside = _beside(output, "aside")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
     try:

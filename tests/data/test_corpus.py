@@ -325,13 +325,14 @@ def test_a_killed_build_leaves_no_corpus_and_its_rest_is_cleared(tmp_path: Path)
     write_documents(tmp_path / "in")
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    dead, alive = tmp_path / f".out.{gone.pid}.aside", tmp_path / f".out.{os.getppid()}.aside"
-    theirs = tmp_path / ".out.mine.old"
-    for folder in (dead, alive, theirs):
+    node = os.uname().nodename
+    dead, alive = tmp_path / f".out.{gone.pid}.{node}.aside", tmp_path / f".out.{os.getppid()}.{node}.aside"
+    theirs, elsewhere = tmp_path / f".out.mine.{node}.old", tmp_path / f".out.{gone.pid}.of-another-machine.aside"
+    for folder in (dead, alive, theirs, elsewhere):
         folder.mkdir()
         (folder / "train.bin").write_bytes(b"half")
     build_corpus(FileSource([tmp_path / "in"]), tmp_path / "out", tokenizer="bpe:300")
-    assert not dead.exists() and alive.exists() and theirs.exists()
+    assert not dead.exists() and alive.exists() and theirs.exists() and elsewhere.exists()
 
 
 def test_corpus_config_is_what_a_run_config_takes(tmp_path: Path) -> None:

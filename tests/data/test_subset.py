@@ -265,6 +265,10 @@ def test_the_commands_from_survey_to_inspect(source: Path, tmp_path: Path, capsy
     total = json.loads(out)["instances"]
     code, out, _ = run(capsys, "order", str(surveyed), "--tokens", "3200", "-o", str(index), "--json")
     assert code == 0 and np.load(index).tolist() == full_order(total, seed=6198)[:100].tolist()
+    code, _, err = run(capsys, "order", str(surveyed), "--tokens", "3200", "-o", str(index), "--seed", "1")
+    assert code == 2 and "index.npy: holds something else than this order" in err
+    code, _, _ = run(capsys, "order", str(surveyed), "--tokens", "6400", "-o", str(index))
+    assert code == 0 and np.load(index).tolist() == full_order(total, seed=6198)[:200].tolist()
     code, out, _ = run(capsys, "fetch", str(source), "--tokens", "3201", "-o", str(directory), "--json")
     assert code == 0 and json.loads(out)["instances"] == 101 and json.loads(out)["complete"]
     code, out, _ = run(capsys, "verify", str(directory), "--no-upstream")
