@@ -232,6 +232,8 @@ def sync_run(
     all_rows = run.read_metrics()
     state = run.read_state()
     rows = history(all_rows, log_interval=section.get("log_interval") or 1)
+    # What was sent is told by the digest of every step up to the last of it: how often a run logs may change.
+    every_step = history(all_rows, log_interval=1)
     upload.attempts = len({row.attempt for row in run.read_all_metrics()})
     if state.status in ("pending", "running", "requeued"):
         # Beyond the checkpoint a restart trains again; the last step may still get its evaluation.
@@ -242,7 +244,7 @@ def sync_run(
     ledger = Ledger(run, target)
     segments = _new_segments(run, upload, ledger)
     through = int(ledger.entry.get("through_step", -1))
-    before = [item for item in rows if item[0] <= through]
+    before = [item for item in every_step if item[0] <= through]
     new = [item for item in rows if item[0] > through]
     upload.rows = len(new)
     if new:
@@ -273,7 +275,9 @@ def sync_run(
         mode="online",
     )
     limit = seconds or BASE_SECONDS + len(new) / ROWS_PER_SECOND
-    _send(run, upload, settings, ledger=ledger, rows=new, known=before, segments=segments, limit=limit)
+    last = max(new[-1][0] if new else -1, through)
+    trained = digest([item for item in every_step if item[0] <= last])
+    _send(run, upload, settings, ledger=ledger, rows=new, trained=trained, segments=segments, limit=limit)
     return upload
 
 
@@ -290,7 +294,7 @@ def _send(
     *,
     ledger: Ledger,
     rows: list[tuple[int, dict[str, Any]]],
-    known: list[tuple[int, dict[str, Any]]],
+    trained: str,
     segments: list[Segment],
     limit: float,
 ) -> None:
@@ -316,7 +320,7 @@ def _send(
             upload.url = writer.ready["url"]
             on_server = int(writer.ready["step"]) - 1
             through = int(ledger.entry.get("through_step", -1))
-            if known and on_server < through:
+            if on_server < through:
                 upload.status = "failed"
                 upload.notes.append(
                     f"{upload.url} ends at step {on_server}, although steps up to {through} were uploaded and "
@@ -360,11 +364,10 @@ def _send(
     if (taken := finished.get("stats", 0)) < upload.system_rows:
         upload.notes.append(f"{upload.system_rows - taken} system rows were not taken by this version of wandb")
         upload.system_rows = taken
-    everything = [*known, *rows]
     ledger.write(
-        through_step=everything[-1][0],
-        rows=len(everything),
-        digest=digest(everything),
+        through_step=last,
+        rows=ledger.entry.get("rows", 0) + len(rows),
+        digest=trained,
         url=upload.url,
     )
     for segment in segments:

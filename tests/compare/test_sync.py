@@ -128,6 +128,20 @@ def test_values_overtaken_after_their_upload_are_reported_and_again_makes_a_new_
     assert server.runs[upload.run_id].curve(LOSS)[-1] == (10, pytest.approx(4.0))
 
 
+def test_logging_less_often_after_a_restart_is_no_conflict(server, tmp_path):
+    run = make(tmp_path / "run")
+    attempt(run, 1, range(1, 11), log=False)
+    sync.sync_run(run, sweep=None)
+    values = run.read_config()
+    run.write_config({**values, "wandb": {**values["wandb"], "log_interval": 5}})
+    attempt(run, 2, range(11, 21), log=False)
+    upload = sync.sync_run(run, sweep=None)
+    assert (upload.status, upload.rows) == ("uploaded", 2), upload.line()
+    [received] = server.runs.values()
+    assert [step for step, _ in received.curve(LOSS)] == [*range(1, 11), 15, 20]
+    assert sync.sync_run(run, sweep=None).status == "complete"
+
+
 def test_a_repetition_with_the_same_values_is_no_conflict(server, tmp_path):
     run = make(tmp_path / "run")
     attempt(run, 1, range(1, 11), log=False)
