@@ -78,6 +78,7 @@ class Run:
         return self.provenance.get("data") or {}
 
     def last(self, metric: str) -> float | None:
+        """The metric's last value, which may be nan; none where it was never logged."""
         series = self.series.get(metric)
         return float(series.value[-1]) if series is not None and len(series) else None
 
@@ -103,7 +104,8 @@ class Run:
         return found
 
     def tokens_per_second(self) -> float | None:
-        """Median over the run without its first tenth (warm-up, compilation), or the mean where it was not logged."""
+        """Median over the run without its first tenth (warm-up, compilation), or the mean where it was not logged;
+        over all devices together, evaluation and saving not counted."""
         series = self.series.get(TOKENS_PER_SECOND)
         if series is not None and len(series):
             return float(np.median(series.value[len(series) // 10 :]))

@@ -71,6 +71,7 @@ def dashboard(
     from olmo_ext.compare import dashboard as work
     from olmo_ext.compare.collect import read_sweep
     from olmo_ext.compare.comparison import compare_sweep
+    from olmo_ext.compare.words import plural
 
     if expected is None and (sweep / "expected.yaml").is_file():
         expected = sweep / "expected.yaml"
@@ -83,7 +84,6 @@ def dashboard(
     click.echo(f"{'Updated' if saved.updated else 'Built'} {saved.workspace}")
     click.echo(f"Report {saved.report}")
     if saved.missing:
-        click.echo(
-            f"{len(saved.missing)} runs are not on W&B yet, `olmo-ext sync` brings them: {', '.join(saved.missing)}",
-            err=True,
-        )
+        many = f"{plural(len(saved.missing), 'run')} {'is' if len(saved.missing) == 1 else 'are'}"
+        names_text = ", ".join(saved.missing)
+        click.echo(f"{many} not on W&B yet, `olmo-ext sync` brings what is missing: {names_text}", err=True)

@@ -36,12 +36,21 @@ class Features:
     """Groups of one family differ in size only (used for scaling)."""
 
     non_embedding: int | None = None
+    """Parameters: attention (gates included) and FFN matrices."""
+
     total: int | None = None
+    """Parameters of the whole model."""
+
     attention: int | None = None
     ffn: int | None = None
     flops_per_token: float | None = None
+    """Training FLOPs a token, attention over the whole sequence (PaLM, appendix B)."""
+
     flops_per_token_causal: float | None = None
+    """The same with the half of the attention that causal masking leaves."""
+
     kv_cache_bytes_per_token: float | None = None
+    """Bytes that a token adds to the cache of all layers."""
 
     @property
     def aspect(self) -> float | None:

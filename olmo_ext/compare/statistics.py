@@ -153,7 +153,9 @@ def document_difference(
     """Percentile bootstrap over the documents that both models were scored on.
 
     :param treatment: mean nats per token of each document, [documents].
+    :param baseline: the same of the same documents in the same order, [documents].
     :param weights: tokens of each document, [documents]; equal weights if left out.
+    :return: nats per token; p is twice the share of resamples on the other side of zero, each counted with one more.
     """
     difference = np.asarray(treatment, dtype=np.float64) - np.asarray(baseline, dtype=np.float64)
     tokens = np.ones_like(difference) if weights is None else np.asarray(weights, dtype=np.float64)
@@ -178,7 +180,8 @@ def document_difference(
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Holm's correction over the comparisons that have a p-value; the others stay none."""
+    """Holm's step-down correction (Scandinavian Journal of Statistics 6, 1979) over the comparisons with a p-value; the
+    others stay none."""
     known = [p for p in p_values if p is not None]
     if len(known) < 2:
         return list(p_values)

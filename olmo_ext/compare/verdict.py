@@ -112,11 +112,10 @@ def _rest(
 ) -> str:
     others = [group for group in better + worse + undecided if group is not top]
     if not others:
-        needed = top.seeds_needed
         if is_sure(top.nats, top.adjusted_p):
             return _cost(top)
-        if needed is not None:
-            return f"About {needed:,} paired seeds would tell a difference of this size from zero."
+        if top.seeds_needed is not None:
+            return f"About {top.seeds_needed:,} paired seeds would tell a difference of this size from zero."
         if top.nats is not None and len(top.nats.each) >= MINIMUM_SEEDS_FOR_PLANNING:
             return "A difference of this size is too small to be told from zero with any number of seeds one could run."
         return "With fewer than three paired seeds, how many would be needed is unknown."
@@ -131,7 +130,8 @@ def _rest(
     if open_ones:
         text = f"{_list(open_ones)} cannot be told from {_its(result, open_ones)} baseline"
         # Planned without the correction: a number no larger than what was run would only confuse.
-        known = [g.seeds_needed for g in open_ones if g.seeds_needed is not None and g.seeds_needed > len(g.losses)]
+        needed = [(g.seeds_needed, len(g.nats.seeds)) for g in open_ones if g.nats is not None]
+        known = [number for number, had in needed if number is not None and number > had]
         if len(known) == len(open_ones):
             text += f" (it would take about {min(known):,} paired seeds{' or more' if len(known) > 1 else ''})"
         parts.append(text)

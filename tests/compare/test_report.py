@@ -16,7 +16,7 @@ import pytest
 from olmo_ext.compare.collect import read_sweep
 from olmo_ext.compare.comparison import compare_sweep
 from olmo_ext.compare.outcome import Comparison
-from olmo_ext.compare.report.heatmaps import needle_scores
+from olmo_ext.compare.report.heatmaps import layer_means, needle_scores
 from olmo_ext.compare.report.page import render, write_report
 from olmo_ext.compare.report.payload import emphasised
 from olmo_ext.compare.report.thinning import extremes, means
@@ -177,6 +177,20 @@ def test_a_page_of_which_nothing_was_compared_does_not_say_that_nothing_differs(
     assert "Nothing differs." in render(compare_sweep(read_sweep(path)))
     (path / "b-s1" / "state.json").unlink()
     assert "Nothing differs." not in render(compare_sweep(read_sweep(path)))
+
+
+def test_layers_are_means_over_checkpoints_of_one_step_and_an_early_one_is_named(tmp_path: Path) -> None:
+    path = make_sweep(tmp_path / "s", {"a": {**SHORT, "final": 3.0}}, baseline="a", seeds=[1, 2, 3])
+    for seed, step, rho in ((1, 30, 0.1), (2, 30, 0.3), (3, 10, 0.9)):
+        (path / f"a-s{seed}" / "diagnosis").mkdir()
+        content = {"step": step, "layers": [{"rho_mlp": rho}] * 2}
+        (path / f"a-s{seed}" / "diagnosis" / f"step{step}.json").write_text(json.dumps(content))
+    result = compare_sweep(read_sweep(path))
+    assert layer_means(result.group("a")) == {"rho_mlp": [pytest.approx(0.2)] * 2}
+    assert "a, step 30" in render(result)
+    (path / "a-s3" / "diagnosis" / "step60.json").write_text(json.dumps({"step": 60, "layers": [{"rho_mlp": 0.5}] * 2}))
+    result = compare_sweep(read_sweep(path))
+    assert layer_means(result.group("a")) == {"rho_mlp": [0.5, 0.5]} and "a, step" not in render(result)
 
 
 def test_speeds_of_different_devices_do_not_stand_on_one_axis(tmp_path: Path) -> None:

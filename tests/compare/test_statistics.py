@@ -99,6 +99,28 @@ def test_documents_weigh_by_their_tokens() -> None:
     assert found.mean == pytest.approx(0.25)
 
 
+def test_the_weighted_bootstrap_interval_is_that_of_scipy() -> None:
+    generator = np.random.default_rng(5)
+    base, tokens = generator.normal(3, 0.5, 300), generator.integers(10, 2000, 300).astype(float)
+    # Long documents gain more, so that weights move the mean and the interval.
+    change = generator.normal(0, 0.1, 300) - tokens / 20_000
+    found = document_difference(base + change, base, tokens)
+    reference = stats.bootstrap(
+        (change, tokens),
+        lambda d, w, axis=-1: (d * w).sum(axis) / w.sum(axis),
+        paired=True,
+        vectorized=True,
+        method="percentile",
+        n_resamples=4000,
+        rng=np.random.default_rng(1),
+    )
+    half = (reference.confidence_interval.high - reference.confidence_interval.low) / 2
+    bounds = (reference.confidence_interval.low, reference.confidence_interval.high)
+    assert (found.low, found.high) == pytest.approx(bounds, abs=0.15 * half)
+    assert found.mean == pytest.approx(np.average(change, weights=tokens))
+    assert abs(found.mean - change.mean()) > half, "unweighted, the test would not pass"
+
+
 def test_interpolation_is_exact_at_points_logarithmic_between_and_none_outside() -> None:
     x, y = np.array([0.0, 10.0, 1000.0]), np.array([9.0, 4.0, 2.0])
     assert interpolate(x, y, 10) == pytest.approx(4.0) and interpolate(x, y, 1000) == pytest.approx(2.0)

@@ -39,10 +39,22 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+def diagnosed_step(group: GroupResult) -> int | None:
+    """The step of the checkpoints that `layer_means` is of; none for the end of the runs, or without a diagnosis."""
+    steps = [run.early_step(run.diagnosis.get("step")) for run in group.finished if run.diagnosis]
+    return None if None in steps else max((step for step in steps if step is not None), default=None)
+
+
 def layer_means(group: GroupResult) -> dict[str, list[float]]:
-    """Means over the group's finished runs."""
+    """Means over those of the group's finished runs that were diagnosed at the same, the latest, step.
+
+    Layers become more alike or less during training: a mean over different steps would be of neither.
+    """
     found: dict[str, list[list[float]]] = {}
+    latest = diagnosed_step(group)
     for run in group.finished:
+        if run.early_step(run.diagnosis.get("step")) != latest:
+            continue
         for name, values in layer_values(run.diagnosis).items():
             found.setdefault(name, []).append(values)
     return {
@@ -64,7 +76,8 @@ def diagnosis(result: Comparison) -> str:
         low, high = min(every), max(every)
         strips, rows = [], []
         for number, values in shown.items():
-            group = result.groups[number].name
+            group, early = result.groups[number].name, diagnosed_step(result.groups[number])
+            group += "" if early is None else f", step {early:,}"
             cells = "".join(
                 f'<span style="--v:{_share(value, low, high):.3f}" title="layer {layer}: {value:.3f}"></span>'
                 for layer, value in enumerate(values)
