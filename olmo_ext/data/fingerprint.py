@@ -40,6 +40,7 @@ def training_paths(data: Mapping[str, Any]) -> list[str]:
 
 
 def order_seed(data: Mapping[str, Any]) -> int:
+    """The seed of the order: `data.seed`, or the official one where the config leaves it out."""
     seed = data.get("seed")
     return OFFICIAL_SEED if seed is None else int(seed)
 

@@ -222,9 +222,6 @@ class OrderedDataset(IterableDataset):
         except OlmoExtError as error:
             yield {"error": (type(error), error.args)}
 
-    def _get_dataset_item(self, idx: int) -> dict[str, Any]:
-        return {**self.dataset[idx], "index": idx}
-
 
 def collate(items: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """A batch with the keys, shapes and types of upstream's collator; instances have one length, so no padding.

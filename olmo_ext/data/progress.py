@@ -46,6 +46,7 @@ class Progress:
             self._write()
 
     def add(self, amount: float) -> None:
+        """So much more of the total is finished."""
         self.to(self.done + amount)
 
     def line(self) -> str:

@@ -33,6 +33,7 @@ class RepetitionFilter:
         return cls(**{name: int(section[name]) for name in cls.__dataclass_fields__ if section.get(name) is not None})
 
     def to_json(self) -> dict[str, int]:
+        """The settings as a manifest and a fingerprint hold them."""
         return asdict(self)
 
     def keeps(self, tokens: np.ndarray) -> bool:
@@ -134,6 +135,7 @@ class _Screen:
         return found
 
     def periods_to_check(self, tokens: np.ndarray) -> list[int]:
+        """Periods of one instance that the exact path has to decide; of all others none repeats too often."""
         equal = tokens[self.at] == tokens[self.before]
         # Each run covers two neighbouring positions of the same period.
         hits = np.flatnonzero(equal[:-1] & equal[1:])

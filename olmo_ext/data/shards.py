@@ -33,6 +33,7 @@ class ShardFiles:
 
     @property
     def number(self) -> int:
+        """How many shards the whole subset has."""
         return -(-self.instances // self.shard_instances)
 
     def size(self, shard: int) -> int:

@@ -62,6 +62,7 @@ class Shard:
 
     @property
     def mask_file(self) -> str:
+        """Name of the file of the filter's decisions, one byte an instance."""
         return f"{Path(self.file).stem}.mask"
 
 
@@ -99,6 +100,7 @@ class SubsetManifest:
         )
 
     def dump(self) -> str:
+        """The text of subset.json."""
         content = {"format": FORMAT, "fingerprint": self.fingerprint, **asdict(self)}
         return json.dumps(content, indent=1) + "\n"
 
@@ -151,6 +153,7 @@ class Subset:
 
     @property
     def instance_bytes(self) -> int:
+        """Bytes of one instance in a shard."""
         return self.manifest.sequence_length * np.dtype(self.manifest.dtype).itemsize
 
     def __len__(self) -> int:

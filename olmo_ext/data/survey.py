@@ -52,6 +52,7 @@ class SourceManifest:
 
     @property
     def instance_bytes(self) -> int:
+        """Bytes of one instance in a file."""
         return self.sequence_length * np.dtype(self.dtype).itemsize
 
     @property
@@ -61,6 +62,7 @@ class SourceManifest:
 
     @property
     def instances(self) -> int:
+        """Instances of all entries; the rest of a file that fills none is left out."""
         return sum(file.bytes // self.instance_bytes for file in self.files)
 
     @property
@@ -116,6 +118,7 @@ class SourceManifest:
 
     @classmethod
     def read(cls, path: Path | str) -> SourceManifest:
+        """:raises InputError: if it cannot be read, or as in `parse`."""
         try:
             return cls.parse(Path(path).read_text(), where=str(path))
         except OSError as error:

@@ -74,6 +74,7 @@ class Tokenizer:
         return [encoding.ids for encoding in encode(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of ids; without the special tokens unless they are asked for."""
         return self.base.decode([int(token) for token in ids], skip_special_tokens=skip_special_tokens)
 
     def pieces(self, text: str, size: int = DOCUMENT_PIECE) -> Iterator[str]:

@@ -209,7 +209,7 @@ def test_a_fault_that_stays_is_one_clear_error_and_what_was_right_is_kept(
     assert again.fetched < COUNT, "finished windows are not read again"
 
 
-def test_a_source_that_changed_since_the_survey_is_refused(local: SourceManifest, tmp_path: Path, source: Path) -> None:
+def test_a_source_that_changed_since_the_survey_is_refused(tmp_path: Path) -> None:
     with FileServer(tmp_path) as server:
         (tmp_path / "a.npy").write_bytes(np.arange(LENGTH * 5, dtype=np.uint32).tobytes())
         (tmp_path / "list.txt").write_text(f"{server.url}/a.npy\n")

@@ -174,7 +174,7 @@ def test_verify_proves_a_subset_against_source_and_olmos_own_data_set(subset: Pa
     assert "OLMo's own order" in checks[-1].detail
 
 
-def test_verify_finds_every_kind_of_damage(subset: Path, source: Path, tmp_path: Path) -> None:
+def test_verify_finds_every_kind_of_damage(subset: Path) -> None:
     def flip(name: str, at: int) -> None:
         with open(subset / name, "r+b") as file:
             file.seek(at)
@@ -229,7 +229,7 @@ def test_checksums_that_a_server_stated_are_used(source: Path, tmp_path: Path) -
     assert SubsetVerification(tmp_path / "subset").source_checksums().passed is None
 
 
-def test_verify_calls_an_order_that_is_not_olmos_wrong(subset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_calls_an_order_that_is_not_olmos_wrong(subset: Path) -> None:
     """The claim does not rest on our own order alone: with that one wrong, OLMo's data set still tells."""
     verification = SubsetVerification(subset)
     manifest = verification.subset.manifest
