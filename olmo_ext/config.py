@@ -24,6 +24,7 @@ import olmo_ext.blocks  # noqa: F401  (registers the built-in types)
 from olmo_ext.errors import InputError
 from olmo_ext.ranges import contradiction
 from olmo_ext.schema import DEFAULT_ORDER_SEED, coerce_class
+from olmo_ext.secrecy import SECRET_VARIABLE, refuse_credentials
 from olmo_ext.shapes.budget import BudgetReport, check_budget
 from olmo_ext.shapes.counts import ShapeCounts, count
 from olmo_ext.shapes.model import ModelShape
@@ -60,8 +61,6 @@ CORPUS_KEYS = (
     *("data.paths", "data.memmap_dtype", "evaluators"),
 )
 """What `data.corpus` fills."""
-
-SECRET_NAME = re.compile(r"key|token|secret|passw|credential", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +156,7 @@ def _interpolate(tree: dict[str, Any], origins: Origins) -> dict[str, Any]:
     from omegaconf.errors import OmegaConfBaseException
 
     for key, text in dynamic:
-        if (match := re.search(r"oc\.env:\s*(\w+)", text)) and SECRET_NAME.search(match[1]):
+        if (match := re.search(r"oc\.env:\s*(\w+)", text)) and SECRET_VARIABLE.search(match[1]):
             raise InputError(
                 f"environment variable {match[1]} would be written into the run's folder",
                 where=origins.get(key, key),
@@ -269,6 +268,8 @@ def load_run_config(
     if path is not None and is_null(tree.get("run_name")):
         tree["run_name"] = path.stem
     tree = _interpolate(tree, origins)
+    for key, leaf in leaves(tree):
+        refuse_credentials(str(leaf), where=f"{origins.get(key, '')}, {key}".removeprefix(", "))
     import_plugins(tree.get("plugins"))
     _legacy(tree)
     tree = _with_corpus(tree)

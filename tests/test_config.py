@@ -88,12 +88,14 @@ def test_extending_oneself_is_an_error(tmp_path: Path) -> None:
         ("plugins=[no_such_module_anywhere]", "cannot be imported"),
         ("run_name=${oc.env:WANDB_API_KEY}", "WANDB_API_KEY would be written"),
         ("run_name=${no.such.key}", "cannot be resolved"),
+        ("load_path=https://me:hidden@host/x", r"^command line, load_path: https://host/x was given with a user"),
+        ("data.paths=[s3://a/b, https://me:hidden@host/x]", "https://host/x was given with a user or password"),
     ],
 )
 def test_a_bad_override_is_one_line_that_names_the_key(small: Path, override: str, match: str) -> None:
     with pytest.raises(InputError, match=match) as error:
         load_run_config(small, [override])
-    assert "\n" not in str(error.value)
+    assert "\n" not in str(error.value) and "hidden" not in str(error.value)
 
 
 def test_null_drops_an_inherited_option_of_another_type_and_is_the_default_of_ones_own(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from olmo_ext.compare.collect import Run, validation_metric
-from olmo_ext.training.wandb_settings import CREDENTIALS_IN_URL
+from olmo_ext.secrecy import without_credentials
 
 TOKEN_TOLERANCE = 0.005
 """Runs whose last evaluations lie this close in tokens count as equally long."""
@@ -126,7 +126,7 @@ def _short(value: Any) -> str:
 
 def _shown(flat: Mapping[str, Any], key: str) -> str:
     # A path or an address may carry a password, and this line goes into reports.
-    return CREDENTIALS_IN_URL.sub("", str(flat[key]))[:60] if key in flat else "not set"
+    return without_credentials(str(flat[key]))[:60] if key in flat else "not set"
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

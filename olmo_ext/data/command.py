@@ -247,8 +247,8 @@ def fetch(
     Stopped or killed, the same command goes on where it was. With more --tokens it extends the folder; the shorter
     subset is the beginning of the longer. Instances are merged into one request where they touch, and across small
     gaps as long as all gaps stay within 5 % of the bytes kept. With --part, run I/N for every I, at once or one by
-    one: the last to finish writes subset.json. Private s3 and gs buckets take credentials from the environment;
-    AWS_SKIP_SIGNATURE=true reads public ones.
+    one: the last to finish writes subset.json. Private s3 and gs buckets take credentials from the environment,
+    private http servers from ~/.netrc; AWS_SKIP_SIGNATURE=true reads public buckets.
     """
     from olmo_ext.data.fetch import FetchOptions, SubsetFetch, locked
     from olmo_ext.data.indices import read_indices

@@ -8,6 +8,7 @@ and then reported with the file, the range and the last reason. A missing or cha
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import random
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from olmo_ext.errors import InputError, WorkError
+from olmo_ext.secrecy import netrc_login, refuse_credentials
 
 REQUEST_SECONDS = 60.0
 """A request that takes longer, a slow drip included, is given up and tried again."""
@@ -63,6 +65,7 @@ class Stores:
 
         if "://" not in location:
             return self._opened.setdefault("", LocalStore()), os.path.abspath(location).lstrip("/")
+        refuse_credentials(location, where="address of a file")
         parts = urlsplit(location)
         if parts.scheme not in ("http", "https", "s3", "gs"):
             raise InputError(f"{parts.scheme}:// is not read", where=location, right="http, https, s3, gs or a path")
@@ -75,6 +78,9 @@ class Stores:
             options: Any = {"timeout": timeout, "connect_timeout": timedelta(seconds=10)}
             if parts.scheme == "http":
                 options["allow_http"] = True
+            if parts.scheme in ("http", "https") and (login := netrc_login(parts.hostname or "")):
+                basic = base64.b64encode(":".join(login).encode()).decode()
+                options["default_headers"] = {"Authorization": f"Basic {basic}"}
             # Retries are ours: one place that knows what failed, and bodies are retried too.
             self._opened[base] = from_url(base, client_options=options, retry_config={"max_retries": 0})
         # The store writes %20 for a space by itself; in s3 and gs a % is a % of the key.

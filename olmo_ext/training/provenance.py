@@ -17,9 +17,9 @@ from typing import Any
 import olmo_ext
 from olmo_ext.config import RunConfig
 from olmo_ext.rundir import RunDirectory
+from olmo_ext.secrecy import SECRET_VARIABLE, without_credentials
 
 PACKAGES = ("ai2-olmo", "torch", "numpy", "omegaconf", "datasets", "safetensors", "tokenizers", "transformers", "wandb")
-SECRET = re.compile(r"(?i)^([\w.\-]*(?:key|token|secret|passw|credential)[\w.\-]*=).+")
 
 
 def _git(*arguments: str) -> str | None:
@@ -62,8 +62,12 @@ def package_versions() -> dict[str, str]:
 
 
 def command_line() -> list[str]:
-    """The command, with the value of anything that is named like a secret left out."""
-    return [SECRET.sub(r"\1***", argument) for argument in sys.argv]
+    """The command, with passwords in addresses and the value of anything that is named like a secret left out."""
+    found = []
+    for argument in sys.argv:
+        name, equals, _ = argument.partition("=")
+        found.append(f"{name}=***" if equals and SECRET_VARIABLE.search(name) else without_credentials(argument))
+    return found
 
 
 def build_provenance(*, device: str, world_size: int, data: dict[str, Any]) -> dict[str, Any]:

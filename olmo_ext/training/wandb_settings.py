@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import netrc
 import os
-import re
 import secrets
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from olmo_ext.errors import InputError
 from olmo_ext.files import write_atomically
 from olmo_ext.rundir import RunDirectory
+from olmo_ext.secrecy import SECRET_KEY, netrc_login, without_credentials
 
 MAX_NAME = 128
 """Longest project, entity, group and run name (characters)."""
@@ -34,8 +32,6 @@ MAX_CONFIG_BYTES = 1 << 20
 FORBIDDEN_IN_PROJECT = "/\\#?%:"
 DEFAULT_SERVER = "https://api.wandb.ai"
 ID_FILE = "wandb_run_id"
-CREDENTIALS_IN_URL = re.compile(r"(?<=://)[^/@\s]+@")
-SECRET_KEY = re.compile(r"(^|_)(api_?key|secret|password|passwd|credentials?|access_?token|auth_?token)($|_)", re.I)
 
 
 def is_configured(config_values: Mapping[str, Any]) -> bool:
@@ -113,16 +109,7 @@ def has_key(environment: Mapping[str, str] | None = None) -> bool:
     environment = os.environ if environment is None else environment
     if environment.get("WANDB_API_KEY") or environment.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
-    home = Path(environment.get("HOME", "~")).expanduser()
-    named = environment.get("NETRC")
-    for path in [Path(named).expanduser()] if named else [home / ".netrc", home / "_netrc"]:
-        try:
-            login = netrc.netrc(path).authenticators(urlsplit(server_url(environment)).netloc)
-        except (OSError, netrc.NetrcParseError):
-            continue
-        if login and login[2]:
-            return True
-    return False
+    return netrc_login(urlsplit(server_url(environment)).netloc, environment) is not None
 
 
 def choose_mode(environment: Mapping[str, str] | None = None) -> str:
@@ -161,7 +148,7 @@ def bounded(value: Any, key: str = "") -> Any:
     if isinstance(value, str):
         if SECRET_KEY.search(key) and value:
             return "(left out: the key sounds like a secret)"
-        value = CREDENTIALS_IN_URL.sub("", value)
+        value = without_credentials(value)
         return value if len(value) <= MAX_TEXT else f"{value[:MAX_TEXT]}... sha256 {_digest(value)}"
     if isinstance(value, Sequence):
         if len(value) > MAX_LIST:

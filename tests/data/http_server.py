@@ -30,6 +30,7 @@ class FileServer(ThreadingHTTPServer):
         self.folder = folder
         self.fault: Fault = lambda path, number: None
         self.delay = 0.0
+        self.authorizations: set[str | None] = set()
         self.requests = 0
         self.connections = 0
         self.body_bytes = 0
@@ -89,6 +90,7 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self, *, body: bool) -> None:
         with self.server.lock:
             number, self.server.requests = self.server.requests, self.server.requests + 1
+        self.server.authorizations.add(self.headers.get("Authorization"))
         if self.server.delay:
             time.sleep(self.server.delay)
         fault = self.server.fault(self.path, number)

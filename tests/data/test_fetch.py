@@ -377,6 +377,25 @@ def test_addresses_are_read_as_they_are_written_or_refused(tmp_path: Path) -> No
                 asyncio.run(quick().head(location))
 
 
+def test_a_password_comes_from_netrc_for_its_own_host_alone_and_never_from_an_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.npy").write_bytes(b"12345678")
+    (tmp_path / "netrc").write_text("default login any password other\nmachine 127.0.0.1 login me password hidden\n")
+    with FileServer(tmp_path) as server:
+        for named, sent in (("missing", None), ("netrc", "Basic bWU6aGlkZGVu")):
+            monkeypatch.setenv("NETRC", str(tmp_path / named))
+            server.authorizations.clear()
+            asyncio.run(quick().head(f"{server.url}/a.npy"))
+            assert server.authorizations == {sent}
+        server.authorizations.clear()
+        asyncio.run(quick().head(f"{server.url.replace('127.0.0.1', 'localhost')}/a.npy"))
+        assert server.authorizations == {None}
+        with pytest.raises(InputError, match="given with a user or password") as error:
+            asyncio.run(quick().head(f"{server.url.replace('://', '://me:hidden@')}/a.npy"))
+    assert "hidden" not in str(error.value)
+
+
 def test_parts_together_make_the_same_subset(local: SourceManifest, expected: bytes, tmp_path: Path) -> None:
     for part in (3, 1):
         assert not fetch(tmp_path / "subset", local, part=part, parts=3).complete

@@ -109,8 +109,15 @@ def test_a_run_leaves_everything_that_is_known_about_it(forked, config, tmp_path
 def test_secrets_on_the_command_line_are_not_recorded(monkeypatch):
     from olmo_ext.training.provenance import command_line
 
-    monkeypatch.setattr("sys.argv", ["olmo-ext", "wandb.api_key=abc", "--hf_token=abc", "model.d_model=8"])
-    assert command_line() == ["olmo-ext", "wandb.api_key=***", "--hf_token=***", "model.d_model=8"]
+    given = ["olmo-ext", "wandb.api_key=abc", "--hf_token=abc", "model.d_model=8", "--map=a=https://me:abc@host/b"]
+    monkeypatch.setattr("sys.argv", given)
+    assert command_line() == [
+        "olmo-ext",
+        "wandb.api_key=***",
+        "--hf_token=***",
+        "model.d_model=8",
+        "--map=a=https://host/b",
+    ]
 
 
 def test_groups_of_validation_data_and_a_subset_are_the_same_on_two_ranks(

@@ -12,7 +12,7 @@ from olmo_ext.compare.paper import PaperRow
 from olmo_ext.compare.report.html import Html, items, section, table
 from olmo_ext.compare.report.sections import estimate
 from olmo_ext.compare.table import describe_unfinished
-from olmo_ext.training.wandb_settings import CREDENTIALS_IN_URL
+from olmo_ext.secrecy import without_credentials
 
 
 def paper(result: Comparison) -> Html:
@@ -163,7 +163,7 @@ def command_of(run: Run) -> str:
     if isinstance(command, (list, tuple)):
         program, *arguments = [str(part) for part in command] or [""]
         command = shlex.join([program.rpartition("/")[2], *arguments])
-    return CREDENTIALS_IN_URL.sub("", str(command or ""))
+    return without_credentials(str(command or ""))
 
 
 def _provenance(run: Run) -> str:
