@@ -29,6 +29,7 @@ def run_length(values: Mapping[str, Any], *, instances: int | None = None, where
 
     :param values: a resolved config.
     :param instances: training instances in one epoch, needed when `max_duration` is in epochs.
+    :param where: the config's name, for errors.
     :raises InputError: if the duration is not positive, or is in epochs and the data is unknown or too small.
     """
     batch = values["global_train_batch_size"]
@@ -58,9 +59,8 @@ def run_length(values: Mapping[str, Any], *, instances: int | None = None, where
         steps = math.ceil(asked_tokens / tokens_per_step)
     if steps < 1:
         raise InputError(f"max_duration {duration} is no training at all", where=where, right="at least one step")
-    if values["stop_at"] is not None:
-        steps = min(steps, values["stop_at"])
-        asked_tokens = None
+    if values["stop_at"] is not None and values["stop_at"] < steps:
+        steps, asked_tokens = values["stop_at"], None
     tokens = steps * tokens_per_step
     excess = tokens - asked_tokens if asked_tokens is not None else 0
     return RunLength(steps=steps, tokens=tokens, tokens_per_step=tokens_per_step, excess_tokens=excess)
@@ -69,6 +69,8 @@ def run_length(values: Mapping[str, Any], *, instances: int | None = None, where
 def batch_per_rank(values: Mapping[str, Any], world_size: int, *, where: str | None = None) -> int:
     """Instances per rank and step.
 
+    :param world_size: number of ranks.
+    :param where: the config's name, for errors.
     :raises InputError: naming the numbers where they do not divide.
     """
     batch, micro = values["global_train_batch_size"], values["device_train_microbatch_size"]

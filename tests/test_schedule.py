@@ -1,0 +1,40 @@
+"""A run's length is that of its config, and what it trains beyond the asked tokens is said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from olmo_ext.errors import InputError
+from olmo_ext.schedule import batch_per_rank, run_length
+
+
+def _values(**changes: Any) -> dict[str, Any]:
+    values = {"global_train_batch_size": 8, "device_train_microbatch_size": 4, "model": {"max_sequence_length": 16}}
+    return {**values, "max_duration": "500T", "stop_at": None, **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "steps", "excess"),
+    [
+        ({}, 4, 12),
+        ({"stop_at": 100}, 4, 12),
+        ({"stop_at": 4}, 4, 12),
+        ({"stop_at": 3}, 3, 0),
+        ({"max_duration": 7}, 7, 0),
+    ],
+)
+def test_the_last_steps_excess_counts_unless_the_run_stops_before_it(
+    changes: dict[str, Any], steps: int, excess: int
+) -> None:
+    length = run_length(_values(**changes))
+    assert (length.steps, length.tokens, length.excess_tokens) == (steps, steps * 128, excess)
+
+
+def test_batches_that_do_not_divide_are_refused_with_what_would_be_right() -> None:
+    assert batch_per_rank(_values(), 4) == 2
+    with pytest.raises(InputError, match="8 does not divide over 3 ranks.*1, 2, 4, 8 ranks"):
+        batch_per_rank(_values(), 3)
+    with pytest.raises(InputError, match="9 instances a rank do not divide.*device_train_microbatch_size 1"):
+        batch_per_rank(_values(global_train_batch_size=9), 1)
