@@ -9,6 +9,11 @@ import shutil
 from pathlib import Path
 
 
+def this_process() -> str:
+    """A name that no other process has, on a disk that several machines share: their process ids may be equal."""
+    return f"{os.uname().nodename}-{os.getpid()}"
+
+
 def sync_directory(path: Path) -> None:
     """Make renames inside `path` durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -19,10 +24,13 @@ def sync_directory(path: Path) -> None:
 
 
 def write_atomically(path: Path | str, content: str | bytes) -> None:
-    """Write `content` beside `path`, fsync it, and rename it into place."""
+    """Write `content` (text as UTF-8) beside `path`, fsync it, and rename it into place.
+
+    :raises OSError: naming `path`; its old content is untouched.
+    """
     path = Path(path)
     data = content.encode() if isinstance(content, str) else content
-    aside = path.with_name(f".{path.name}.{os.getpid()}.aside")
+    aside = path.with_name(f".{path.name}.{this_process()}.aside")
     try:
         with open(aside, "wb") as file:
             file.write(data)
@@ -42,20 +50,25 @@ def write_atomically(path: Path | str, content: str | bytes) -> None:
 def make_aside(target: Path) -> Path:
     """A new, empty folder beside `target`, to be renamed to it when it is whole.
 
-    What a process of this machine that was killed has left there is removed: it may be as large as a model.
+    What a process of this machine that was killed has left there is removed: it may be as large as a model. Of another
+    machine's processes nobody here knows which are alive.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    for entry in target.parent.glob(f"{glob.escape(target.name)}-aside-*"):
-        process = entry.name.rpartition("-")[2]
+    ours = f"{target.name}-aside-{os.uname().nodename}-"
+    for entry in target.parent.glob(f"{glob.escape(ours)}*"):
+        process = entry.name.removeprefix(ours)
         if process.isdecimal() and (process == str(os.getpid()) or not Path(f"/proc/{process}").exists()):
             shutil.rmtree(entry, ignore_errors=True)
-    aside = target.parent / f"{target.name}-aside-{os.getpid()}"
+    aside = target.parent / f"{target.name}-aside-{this_process()}"
     aside.mkdir()
     return aside
 
 
 def append_line(path: Path | str, line: str) -> None:
-    """Append one line with a single write, after closing a line that a kill has torn."""
+    """Append one line (`line` has no line end) with a single write, after closing a line that a kill has torn.
+
+    :raises OSError: naming `path`; a part of the line may be there.
+    """
     try:
         with open(path, "ab+") as file:
             torn = False

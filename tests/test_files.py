@@ -59,6 +59,21 @@ def test_a_line_after_a_torn_one_stands_on_its_own(tmp_path: Path) -> None:
     assert path.read_text().splitlines() == ["one", '{"torn": ', "two"]
 
 
+def test_equal_process_ids_of_two_machines_write_into_two_files(tmp_path: Path, monkeypatch) -> None:
+    """On a shared disk: the half that one has written is not renamed by the other."""
+    target, there = tmp_path / "state.json", os.uname_result(("Linux", "elsewhere", "", "", ""))
+    original = os.fsync
+
+    def other_machine_writes_too(descriptor: int) -> None:
+        monkeypatch.setattr(os, "fsync", original)
+        monkeypatch.setattr(os, "uname", lambda: there)
+        write_atomically(target, "theirs")
+
+    monkeypatch.setattr(os, "fsync", other_machine_writes_too)
+    write_atomically(target, "ours")
+    assert target.read_text() == "ours" and list(tmp_path.iterdir()) == [target]
+
+
 @pytest.mark.parametrize("write", [write_atomically, append_line])
 def test_a_full_disk_names_the_file(tmp_path: Path, write) -> None:
     """A limit on the size of a file stands in for it."""
@@ -81,10 +96,18 @@ def test_what_a_killed_process_left_beside_a_target_is_removed_and_a_living_ones
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     target = tmp_path / "out [1]"
-    dead, alive, other = (tmp_path / f"out [1]-aside-{name}" for name in (gone.pid, os.getppid(), "mine"))
-    for folder in (dead, alive, other):
+    here = os.uname().nodename
+    names = (
+        f"{here}-{gone.pid}",
+        f"{here}-{os.getppid()}",
+        "mine",
+        f"elsewhere-{gone.pid}",
+        f"elsewhere-{os.getpid()}",
+    )
+    dead, *others = (tmp_path / f"out [1]-aside-{name}" for name in names)
+    for folder in (dead, *others):
         folder.mkdir()
         (folder / "model.safetensors").write_bytes(b"half")
     aside = make_aside(target)
-    assert not dead.exists() and alive.exists() and other.exists()
+    assert not dead.exists() and all((folder / "model.safetensors").exists() for folder in others)
     assert aside.is_dir() and not list(aside.iterdir()) and make_aside(target) == aside
