@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import re
 import socket
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -35,10 +36,14 @@ class RunState:
     """The last step that a complete checkpoint or the end of training has reached."""
 
     max_steps: int = 0
+    """The step at which training ends; 0 before the data was looked at."""
+
     reason: str = ""
     """Why the last attempt ended, in words."""
 
     updated: str = ""
+    """When this was written: UTC, ISO 8601, to the second."""
+
     host: str = field(default_factory=socket.gethostname)
     pid: int = field(default_factory=os.getpid)
     slurm_job: str | None = None
@@ -56,6 +61,8 @@ class MetricsRow:
     step: int
     tokens: int = 0
     flops: float = 0.0
+    """`tokens` times the training FLOPs of a token."""
+
     seconds: float = 0.0
     """Seconds spent in training steps; evaluation and saving are not counted."""
 
@@ -117,7 +124,7 @@ def surviving_rows(rows: list[MetricsRow]) -> list[MetricsRow]:
 def _parsed(line: bytes) -> Any:
     try:
         return json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
@@ -158,7 +165,7 @@ class RunDirectory:
             ) from None
         except OSError as error:
             raise InputError(f"cannot be read ({error.strerror})", where=str(self.config_path)) from None
-        except (yaml.YAMLError, ValueError):
+        except (yaml.YAMLError, ValueError, RecursionError):
             raise InputError("not YAML", where=str(self.config_path)) from None
         if not isinstance(content, dict):
             raise InputError("holds no `key: value` lines", where=str(self.config_path))
@@ -175,7 +182,7 @@ class RunDirectory:
             raise InputError(f"no {path.name}", where=str(self.path), right="was the run started?") from None
         except OSError as error:
             raise InputError(f"cannot be read ({error.strerror})", where=str(path)) from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(f"not JSON ({error})", where=str(path)) from None
         if not isinstance(content, dict):
             raise InputError("not a JSON object", where=str(path))
@@ -204,13 +211,18 @@ class RunDirectory:
         """
         try:
             content = json.loads(self.state_path.read_bytes())
-        except (FileNotFoundError, NotADirectoryError, ValueError):
+        except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
             return RunState()
         except OSError as error:
             raise InputError(f"cannot be read ({error.strerror})", where=str(self.state_path)) from None
         if not _is_state(content):
             return RunState()
         return RunState(**{key: value for key, value in content.items() if key in RunState.__dataclass_fields__})
+
+    def last_attempt(self) -> int:
+        """The number of the last start, also where `state.json` was lost: the logs carry it in their names."""
+        logs = [re.match(r"attempt(\d+)-", path.name) for path in self.logs.glob("attempt*-rank*")]
+        return max([self.read_state().attempt, *(int(match[1]) for match in logs if match)])
 
     def write_state(self, state: RunState) -> None:
         if state.status not in STATUSES:
@@ -240,7 +252,7 @@ class RunDirectory:
             raise InputError(f"cannot be read ({error.strerror})", where=str(self.metrics_path)) from None
         try:
             rows = json.loads(b"[" + b",".join(line for line in lines if line.strip()) + b"]")
-        except ValueError:
+        except (ValueError, RecursionError):
             rows = [row for line in lines if (row := _parsed(line)) is not None]
         return [row for row in rows if is_metrics_row(row)]
 

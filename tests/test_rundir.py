@@ -65,13 +65,26 @@ def test_an_empty_or_torn_state_counts_as_never_written(tmp_path: Path) -> None:
     [
         b"\x00\xff\xfe binary", b"[]", b"5", b"null", b"{}", b'{"status": "flying"}',
         b'{"status": "done", "step": "7"}', b'{"status": "running", "attempt": null}',
-        b'{"status": "done", "step": 1e3}', b'{"status": ["done"]}',
+        b'{"status": "done", "step": 1e3}', b'{"status": ["done"]}', b"[" * 100_000,
     ],
 )  # fmt: skip
 def test_a_state_of_any_content_counts_as_never_written(tmp_path: Path, content: bytes) -> None:
     run = RunDirectory(tmp_path)
     run.state_path.write_bytes(content)
     assert run.read_state() == RunState()
+
+
+def test_the_last_attempt_is_known_without_the_state(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    assert run.last_attempt() == 0
+    run.write_state(RunState(status="running", attempt=4))
+    run.logs.mkdir()
+    for name in ("attempt2-rank0.log", "attempt12-rank1.failure", "attempt12-rank0.samples.tsv.gz", "attempt-rank"):
+        (run.logs / name).touch()
+    assert run.last_attempt() == 12
+    (run.logs / "attempt12-rank1.failure").unlink()
+    (run.logs / "attempt12-rank0.samples.tsv.gz").unlink()
+    assert run.last_attempt() == 4
 
 
 def test_a_state_of_a_later_version_keeps_what_is_known(tmp_path: Path) -> None:
@@ -86,7 +99,7 @@ def test_rows_of_any_content_cost_themselves_only_for_every_reader(tmp_path: Pat
 
     run = RunDirectory(tmp_path)
     odd = [
-        b"\x00\xff\xfe", b"[]", b"5", b"null", b"{}", b'"kind"', b'{"kind": "train"}', b"{" * 3000, b"\r",
+        b"\x00\xff\xfe", b"[]", b"5", b"null", b"{}", b'"kind"', b'{"kind": "train"}', b"{" * 3000, b"[" * 100_000, b"\r",
         b'{"kind": "train", "attempt": 1, "step": "9"}', b'{"kind": "attempt", "attempt": 1, "step": null}',
         b'{"kind": "train", "attempt": 1, "step": 9, "values": [1]}', b'{"kind": ["train"], "attempt": 1, "step": 9}',
         b'{"kind": "train", "attempt": 1, "step": 9, "tokens": "many"}',
@@ -105,7 +118,7 @@ def test_rows_of_any_content_cost_themselves_only_for_every_reader(tmp_path: Pat
     assert progress is not None and progress.step == steps[-1] and progress.loss == 1.0
 
 
-@pytest.mark.parametrize("content", ["", "5", "- a", "a: [", "\x00"])
+@pytest.mark.parametrize("content", ["", "5", "- a", "a: [", "\x00", "[" * 10_000])
 def test_a_config_or_description_that_is_none_is_one_line(tmp_path: Path, content: str) -> None:
     run = RunDirectory(tmp_path)
     for path, read in ((run.config_path, run.read_config), (run.shape_path, run.read_shape)):
