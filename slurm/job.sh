@@ -50,9 +50,11 @@ prepare_shell() {
   [ ! -d "$folder/code/olmo_ext" ] || code=$folder/code
 }
 
-# The frozen package first; an installed one where nothing is frozen yet.
+# The frozen package first; an installed one where nothing is frozen yet. An empty entry would be the submit folder.
+python_path() { printf '%s' "${code:-}${code:+${PYTHONPATH:+:}}${PYTHONPATH:-}"; }
+
 run_python() {
-  PYTHONPATH="${code:+$code:}${PYTHONPATH:-}" ${container[@]+"${container[@]}"} "$PYTHON" "$@"
+  PYTHONPATH=$(python_path) ${container[@]+"${container[@]}"} "$PYTHON" "$@"
 }
 
 # Entry points are started by path: `-m` would put the submit folder, with the code as it is now, before the frozen code.
@@ -78,6 +80,8 @@ export_end_time() {
   local end
   [ -z "${SLURM_JOB_END_TIME:-}" ] || { export SLURM_JOB_END_TIME; return 0; }
   end=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e 2>/dev/null | head -n 1)
+  # To `date` nothing is last midnight: a controller too busy to answer would end the run at once.
+  [ -n "$end" ] || return 0
   end=$(date -d "$end" +%s 2>/dev/null) || return 0
   export SLURM_JOB_END_TIME=$end
 }
@@ -110,7 +114,7 @@ run_attempt() {
   [ -n "$reason" ] || say "attempt $attempt of $run_directory on $SLURM_JOB_NODELIST, $world_size ranks, rendezvous ${addresses%%,*}:$port"
   if [ "$warned$terminated" = 00 ] && [ -z "$reason" ]; then
     # cpus-per-task is not inherited by steps since Slurm 22.05.
-    PYTHONPATH="${code:+$code:}${PYTHONPATH:-}" srun --kill-on-bad-exit=1 --nodes="$SLURM_JOB_NUM_NODES" \
+    PYTHONPATH=$(python_path) srun --kill-on-bad-exit=1 --nodes="$SLURM_JOB_NUM_NODES" \
       --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \
       ${container[@]+"${container[@]}"} "$PYTHON" "$node" "$run_directory" --attempt "$attempt" --gpus "$gpus" \
       --port "$port" --addresses "$addresses" &
@@ -137,12 +141,16 @@ run_command() {
   local arguments=() argument command
   prepare_shell
   case "${1:-}" in --launched=*) shift ;; esac
-  for argument in "$@"; do arguments+=("${argument//'{part}'/${SLURM_ARRAY_TASK_ID:-1}}"); done
+  for argument in "$@"; do
+    # Nowhere else: a path may hold anything.
+    case $argument in '{part}/'* | '--part={part}/'*) argument=${argument/'{part}'/${SLURM_ARRAY_TASK_ID:-1}} ;; esac
+    arguments+=("$argument")
+  done
   command=$(entry_path command.py) || stop "olmo_ext cannot be imported by $PYTHON: set PYTHON in site.env"
   say "olmo-ext ${arguments[*]}"
   pass_on() { [ -z "$child" ] || kill -TERM "$child" 2>/dev/null || true; }
   # No function in the background: that would be a subshell, which dies of the signal and leaves the command behind.
-  PYTHONPATH="${code:+$code:}${PYTHONPATH:-}" ${container[@]+"${container[@]}"} "$PYTHON" "$command" "${arguments[@]}" &
+  PYTHONPATH=$(python_path) ${container[@]+"${container[@]}"} "$PYTHON" "$command" "${arguments[@]}" &
   child=$!
   [ "$warned$terminated" = 00 ] || pass_on
   while kill -0 "$child" 2>/dev/null; do wait "$child"; done

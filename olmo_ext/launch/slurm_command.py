@@ -120,7 +120,7 @@ def sbatch_command(
 ) -> list[str]:
     """sbatch for an `olmo-ext` command: the comparison at the end, the fetch of data before.
 
-    :param array: number of elements; `{part}` in an argument becomes the element's number, counted from 1.
+    :param array: number of elements; `{part}/N` and `--part={part}/N` get the element's number, counted from 1.
     """
     element = "%A_%a" if array else "%j"
     command = [

@@ -30,7 +30,9 @@ case "$1 $2" in
 requeue*) echo "$2" >> "$FAKE/requeued" ;;
 esac
 """,
-    "squeue": "#!/bin/bash\n",
+    "squeue": """#!/bin/bash
+[ -z "${FAKE_END:-}" ] || echo "$FAKE_END"
+""",
     "python": """#!/bin/bash
 script=${1##*/}; shift
 case $script in
@@ -170,6 +172,28 @@ def test_srun_is_told_the_nodes_and_the_cpus_that_steps_do_not_inherit(
     assert not any(line.startswith("SLURM_EXPORT_ENV=") for line in one.lines("environment"))
 
 
+@pytest.mark.parametrize(
+    ("says", "told"),
+    [("2030-01-01T00:00:00", ["1893456000"]), ("", []), ("N/A", []), ("Unknown", []), ("NONE", [])],
+)
+def test_a_job_knows_its_end_only_where_slurm_says_one(shell: Callable[..., Shell], says: str, told: list[str]) -> None:
+    """An end in the past would make the run save and leave at its first step, and again after the requeue."""
+    one = shell("b200.sbatch", FAKE_END=says, TZ="UTC")
+    one.finish()
+    lines = [line.partition("=") for line in one.lines("environment")]
+    assert [value for name, _, value in lines if name == "SLURM_JOB_END_TIME"] == told
+
+
+@pytest.mark.parametrize("path", ["", "/site/a:/site/b"])
+def test_the_frozen_code_comes_first_and_the_submit_folder_is_no_place_for_modules(
+    shell: Callable[..., Shell], path: str
+) -> None:
+    one = shell("b200.sbatch", site=f"PYTHONPATH={path}\n")
+    one.finish()
+    (found,) = [line.partition("=")[2] for line in one.lines("environment") if line.startswith("PYTHONPATH=")]
+    assert found.split(":") == [f"{one.folder}/launched/code", *path.split(":")][: 3 if path else 1]
+
+
 SITE = """
 LD_LIBRARY_PATH=/site/lib:$LD_LIBRARY_PATH
 module() { [ -z "$LMOD_HUSH" ] && [ "$1 $2 $3" = "load cuda/12.8 gcc" ] && export LOADED="$2 $3"; }
@@ -205,6 +229,13 @@ def test_a_command_in_a_job_is_told_at_once_too(shell: Callable[..., Shell], sen
     assert one.process.poll() is None, "the shell did not wait for the command"
     assert one.finish() == 0
     assert one.lines("asked") == ["compare", "runs/a b"]
+
+
+def test_the_elements_number_replaces_part_of_a_fetch_and_nothing_in_a_path(shell: Callable[..., Shell]) -> None:
+    given = ["data", "fetch", "--part={part}/4", "--part", "{part}/4", "--output=/lab/{part}/4", "/lab/{part}"]
+    one = shell("command.sbatch", *given, SLURM_ARRAY_TASK_ID="3")
+    assert one.finish() == 0
+    assert one.lines("asked") == ["data", "fetch", "--part=3/4", "--part", "3/4", *given[-2:]]
 
 
 def test_a_command_that_ends_at_once_gives_the_job_its_exit_code(shell: Callable[..., Shell]) -> None:
