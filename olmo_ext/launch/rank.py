@@ -16,7 +16,10 @@ def main(arguments: list[str]) -> int:
     directory = RunDirectory(arguments[0])
     planned, found = os.environ.get("OLMO_EXT_WORLD_SIZE"), os.environ.get("WORLD_SIZE")
     if planned != found:
-        print(f"olmo-ext: {found} ranks have met, {planned} were planned", file=sys.stderr)
+        reason = f"{found} ranks have met, {planned} were planned"
+        print(f"olmo-ext: {reason}", file=sys.stderr)
+        if os.environ.get("RANK") == "0":
+            record_failure(directory, reason)
         return EXIT_BAD_INPUT
     with StopRequest() as stop:
         code, reason = train_run(Path(arguments[0]), stop)

@@ -16,8 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from olmo_ext.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, InputError, OlmoExtError, WorkError
+from olmo_ext.cli import unexpected
+from olmo_ext.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, InputError, OlmoExtError, WorkError
 from olmo_ext.files import append_line, write_atomically
+from olmo_ext.launch.slurm_queue import read_entries, read_queue
 from olmo_ext.rundir import RunDirectory
 from olmo_ext.training.provenance import slurm_job
 
@@ -69,6 +71,13 @@ def free_port(job_id: int) -> int:
     raise WorkError(f"ports {candidates[0]} ... are all taken on {socket.gethostname()}")
 
 
+def _told(environment: Mapping[str, str], name: str) -> str:
+    """:raises InputError: if a variable that Slurm or the .sbatch file sets is missing."""
+    if name not in environment:
+        raise InputError(f"{name} is not set", where="environment", right="started by sbatch, inside a Slurm job")
+    return environment[name]
+
+
 def gpus_on_node(environment: Mapping[str, str]) -> int:
     """GPUs of each node of the job.
 
@@ -88,6 +97,7 @@ def gpus_on_node(environment: Mapping[str, str]) -> int:
 
 
 def record(directory: RunDirectory, event: str, **values: Any) -> None:
+    """Append what happened to the run's `ATTEMPTS_FILE`, with the unix time and this job."""
     directory.path.mkdir(parents=True, exist_ok=True)
     entry = {"event": event, "time": round(time.time(), 1), "job": slurm_job(), **values}
     append_line(directory.path / ATTEMPTS_FILE, json.dumps(entry))
@@ -96,18 +106,10 @@ def record(directory: RunDirectory, event: str, **values: Any) -> None:
 def steps_at_begin(directory: RunDirectory) -> list[int]:
     """The checkpoint's step at the beginning of every attempt since the run was queued by a person."""
     steps: list[int] = []
-    try:
-        lines = (directory.path / ATTEMPTS_FILE).read_text().splitlines()
-    except OSError:
-        return []
-    for line in lines:
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue  # torn by a kill
-        if entry["event"] == "queued":
+    for entry in read_entries(directory.path / ATTEMPTS_FILE):
+        if entry.get("event") == "queued":
             steps = []
-        elif entry["event"] == "begin":
+        elif entry.get("event") == "begin":
             steps.append(entry["step"])
     return steps
 
@@ -159,8 +161,8 @@ def _run_by_hand(arguments: Sequence[str], environment: Mapping[str, str], gpus:
         directory = RunDirectory(memory.read_text())
         return directory, directory.path / "code"
     placement = Placement(
-        node=load_hardware().node(environment["OLMO_EXT_NODE"]),
-        num_nodes=int(environment["SLURM_JOB_NUM_NODES"]),
+        node=load_hardware().node(_told(environment, "OLMO_EXT_NODE")),
+        num_nodes=int(_told(environment, "SLURM_JOB_NUM_NODES")),
         gpus_per_node=gpus,
     )
     sweep = load_sweep(arguments[0], arguments[1:], rule=lambda config: node_settings(config, placement))
@@ -172,6 +174,7 @@ def _run_by_hand(arguments: Sequence[str], environment: Mapping[str, str], gpus:
     if index >= len(sweep.runs):
         raise InputError(f"element {index} of a sweep of {len(sweep.runs)} runs", where=arguments[0])
     member = members_of(sweep, runs_directory)[index]
+    _refuse_another_job(member.directory)
     code = freeze_code(runs_directory / sweep.name, member.run.config.values["plugins"])
     prepare(sweep, runs_directory, [member])
     link_code(member.directory.path, code)
@@ -182,22 +185,32 @@ def _run_by_hand(arguments: Sequence[str], environment: Mapping[str, str], gpus:
     return member.directory, member.directory.path / "code"
 
 
+def _refuse_another_job(directory: RunDirectory) -> None:
+    """The same run may have been submitted twice; the second job must not write into what the first one trains.
+
+    :raises InputError: if another job of the queue is training it.
+    """
+    state = directory.read_state()
+    other = state.slurm_job
+    if state.status != "running" or other in (None, slurm_job()):
+        return
+    if (read_queue() or {}).get(other) == "RUNNING":
+        raise InputError(f"job {other} is training this run", where=str(directory.path), right="one job a run")
+
+
 def begin(arguments: Sequence[str]) -> str:
     """Which run this job is for and whether it may start: `verdict` is `run` or `leave`.
 
-    :raises InputError: for a bad config or a job that is not what was planned.
+    :raises InputError: for a bad config, a job that is not what was planned, and a run that another job trains.
+    :raises WorkError: if no port is free.
     """
     environment = os.environ
-    gpus = gpus_on_node(environment)
-    world_size = int(environment["SLURM_JOB_NUM_NODES"]) * gpus
+    planned = None
     if arguments and arguments[0].startswith("--launched="):
         directory, code, planned = _launched_run(Path(arguments[0].partition("=")[2]), environment)
-        if planned != world_size:
-            error = InputError(f"the job has {world_size} GPUs, {planned} were planned", right="launch again")
-            _fail(directory, str(error))
-            raise error
+        _refuse_another_job(directory)
     else:
-        directory, code = _run_by_hand(arguments, environment, gpus)
+        directory, code = _run_by_hand(arguments, environment, gpus_on_node(environment))
     state = directory.read_state()
     if state.status == "done":
         return shell(verdict="leave", status=EXIT_DONE, message=f"{directory.path}: done at step {state.step}")
@@ -206,12 +219,29 @@ def begin(arguments: Sequence[str]) -> str:
         reason = f"{tried} attempts without progress beyond step {state.step}"
         _fail(directory, reason)
         return shell(verdict="leave", status=EXIT_FAILED, message=f"{directory.path}: stopped after {reason}")
-    port = free_port(int(environment["SLURM_JOB_ID"]))
+    try:
+        return _start(directory, code, environment, planned=planned)
+    except OlmoExtError as error:
+        _fail(directory, " ".join(str(error).split()))  # else the run would seem never to have been queued
+        raise
+
+
+def _start(directory: RunDirectory, code: Path, environment: Mapping[str, str], *, planned: int | None) -> str:
+    """Note the attempt in the run's folder; what the batch shell has to know of it.
+
+    :param planned: ranks that the launch counted on; None for a job by hand, which takes what it has.
+    """
+    gpus = gpus_on_node(environment)
+    world_size = int(_told(environment, "SLURM_JOB_NUM_NODES")) * gpus
+    if planned not in (None, world_size):
+        raise InputError(f"the job has {world_size} GPUs, {planned} were planned", right="launch again")
+    port = free_port(int(_told(environment, "SLURM_JOB_ID")))
+    state = directory.read_state()
     if state.status == "failed":
         state.status, state.reason = "pending", ""  # an earlier attempt's; this one has not failed yet
     state.slurm_job = slurm_job()
     directory.write_state(state)
-    attempt, nodes = state.attempt + 1, environment["SLURM_JOB_NODELIST"]
+    attempt, nodes = state.attempt + 1, _told(environment, "SLURM_JOB_NODELIST")
     record(directory, "begin", step=state.step, attempt=attempt, nodes=nodes, port=port)
     return shell(
         verdict="run",
@@ -283,11 +313,19 @@ def end(arguments: Sequence[str]) -> str:
 
 def answer(ask: Callable[[Sequence[str]], str]) -> None:
     """Print the answer, or one line on standard error and an exit code."""
+    # The shell evaluates what stands on standard output: a plugin of the config that prints must not reach it.
+    sys.stdout.flush()
+    output = os.dup(1)
+    os.dup2(2, 1)
     try:
-        print(ask(sys.argv[1:]))
+        text = ask(sys.argv[1:])
     except OlmoExtError as error:
         print(f"olmo-ext: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except KeyError as error:
-        print(f"olmo-ext: {error} is not set: not inside a Slurm job?", file=sys.stderr)
-        sys.exit(EXIT_BAD_INPUT)
+    except OSError as error:
+        code, line = unexpected(error)
+        print(f"olmo-ext: {line}", file=sys.stderr)
+        sys.exit(code)
+    sys.stdout.flush()
+    with os.fdopen(output, "w") as file:
+        file.write(text + "\n")

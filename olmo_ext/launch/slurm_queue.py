@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from olmo_ext.errors import InputError
 from olmo_ext.files import append_line
 
 JOBS_FILE = "slurm-jobs.jsonl"
@@ -17,7 +18,6 @@ JOBS_FILE = "slurm-jobs.jsonl"
 
 SLURM_SECONDS = 20.0
 """Clients hang for 15 s where the controller is down."""
-
 
 FOREIGN = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SINFO_", "SCANCEL_", "SCONTROL_")
 
@@ -63,19 +63,31 @@ def record_submission(sweep_directory: Path, entry: dict[str, Any]) -> None:
     append_line(sweep_directory / JOBS_FILE, json.dumps(entry))
 
 
-def read_submissions(sweep_directory: Path) -> list[dict[str, Any]]:
-    """Every job that was submitted for the sweep, in order."""
+def read_entries(path: Path) -> list[dict[str, Any]]:
+    """The JSON objects of a file of one a line, without what a kill has torn; none where there is no file.
+
+    :raises InputError: for a file that is there and cannot be read.
+    """
     try:
-        lines = (sweep_directory / JOBS_FILE).read_text().splitlines()
-    except OSError:
+        lines = path.read_bytes().splitlines()
+    except (FileNotFoundError, NotADirectoryError):
         return []
+    except OSError as error:
+        raise InputError(f"cannot be read ({error.strerror})", where=str(path)) from None
     entries = []
     for line in lines:
         try:
-            entries.append(json.loads(line))
+            entry = json.loads(line)
         except ValueError:
-            continue  # torn by a kill
+            continue
+        if isinstance(entry, dict):
+            entries.append(entry)
     return entries
+
+
+def read_submissions(sweep_directory: Path) -> list[dict[str, Any]]:
+    """Every job that was submitted for the sweep, in order."""
+    return [entry for entry in read_entries(sweep_directory / JOBS_FILE) if isinstance(entry.get("job"), str)]
 
 
 def submitted_jobs(sweep_directory: Path) -> dict[str, str]:
@@ -83,7 +95,7 @@ def submitted_jobs(sweep_directory: Path) -> dict[str, str]:
     jobs = {}
     for entry in read_submissions(sweep_directory):
         if entry.get("kind") == "runs":
-            for index, name in enumerate(entry["runs"]):
+            for index, name in enumerate(entry.get("runs", [])):
                 jobs[name] = f"{entry['job']}_{index}"
     return jobs
 
