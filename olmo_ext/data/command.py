@@ -222,7 +222,7 @@ def order(
     "--request-seconds", type=click.FloatRange(min=0, min_open=True), default=60.0, show_default=True,
     help="Until a request counts as failed.",
 )  # fmt: skip
-@click.option("--shard-instances", type=AT_LEAST_1, help="Default: about 1 GiB.")
+@click.option("--shard-instances", type=AT_LEAST_1, help="Default: what the folder has, else about 1 GiB.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def fetch(
     source: str,

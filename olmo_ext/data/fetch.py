@@ -101,6 +101,7 @@ class SubsetFetch:
 
     :param manifest: the surveyed source.
     :param instances: how many of the order's first instances the subset shall hold.
+    :param shard_instances: of every shard but the last; None for what the folder was begun with, else about 1 GiB.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class SubsetFetch:
         self.shards = ShardFiles(
             self.directory,
             instances=instances,
-            shard_instances=shard_instances or default_shard_instances(self.instance_bytes),
+            shard_instances=shard_instances or self._planned_shards() or default_shard_instances(self.instance_bytes),
             instance_bytes=self.instance_bytes,
         )
         self.ends = manifest.ends
@@ -160,6 +161,11 @@ class SubsetFetch:
         return bool(np.array_equal(official, beginning[:count]))
 
     # -- what is fetched ------------------------------------------------------------------------------------------
+
+    def _planned_shards(self) -> int | None:
+        """Instances of a shard of the folder that is here already."""
+        path = self.directory / PLAN_NAME
+        return json.loads(path.read_text())["shard_instances"] if path.exists() else None
 
     def _plan(self) -> dict[str, Any]:
         return {

@@ -417,9 +417,13 @@ def test_extending_fetches_the_new_part_only_and_keeps_the_shorter_usable(
     reader = before.reader()
     first = reader.read(999)
     shorter = content_of(directory)
-    report = fetch(directory, local, instances=COUNT)
+    with pytest.raises(InputError, match=f"another shard_instances .{SHARD}, asked for: 7"):
+        fetch(directory, local, instances=COUNT, shard_instances=7)
+    # Not named again, the size of a shard is the folder's own.
+    report = fetch(directory, local, instances=COUNT, shard_instances=None)
     assert report.fetched == COUNT - 1000
     after = Subset(directory)
+    assert after.manifest.shard_instances == SHARD
     assert content_of(directory) == expected and expected.startswith(shorter)
     assert after.manifest.fingerprint == before.manifest.fingerprint
     np.testing.assert_array_equal(reader.read(999), first)  # opened before: its shard was replaced
