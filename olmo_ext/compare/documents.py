@@ -21,7 +21,7 @@ def document_losses(run: Run, label: str) -> tuple[np.ndarray, np.ndarray, dict[
 
     :return: of the newest row for this validation set at the run's last step; none where none were saved.
     """
-    for row in sorted(run.evaluations, key=lambda row: row.get("step") or 0, reverse=True):
+    for row in reversed(sorted(run.evaluations, key=lambda row: row.get("step") or 0)):
         losses = row.get("document_losses")
         if run.early_step(row.get("step")) is not None:
             continue

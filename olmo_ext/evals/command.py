@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,14 @@ def _numbers(text: str | None, kind: Any, option: str) -> tuple[Any, ...]:
         return tuple(parse(word.strip()) for word in text.split(",")) if text else ()
     except ValueError as error:
         raise InputError(str(error), where=option, right="numbers with commas between them") from None
+
+
+def _number(text: str, option: str, *, least: int) -> int:
+    """The single whole number of an option."""
+    found = _numbers(text, int, option)
+    if len(found) != 1 or found[0] < least:
+        raise InputError(f"{text!r}", where=option, right=f"one number, at least {least}")
+    return found[0]
 
 
 def _quiet_libraries() -> None:
@@ -66,8 +75,8 @@ def _start_ranks() -> None:
     "--needle-samples", type=click.IntRange(min=1), default=5, show_default=True, help="Texts per length and depth."
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the needles.")
-@click.option("--limit", type=click.IntRange(min=1), help="The first so many items of each task only.")
-@click.option("--sequence-length", type=click.IntRange(min=1), help="Of perplexity instances; default: the model's.")
+@click.option("--limit", type=click.IntRange(min=1), help="The first so many items of each task (not of needles).")
+@click.option("--sequence-length", type=click.IntRange(min=2), help="Of perplexity instances; default: the model's.")
 @click.option("--batch-tokens", help="Tokens per batch; default: as many as 1 GiB of logits holds.")
 @click.option("--prepared", type=click.Path(path_type=Path), envvar="OLMO_EXT_EVAL_DATA", help="Folder of --prepare.")
 @click.option("--prepare", "prepare_into", type=click.Path(path_type=Path), help="Fetch what tasks need, then stop.")
@@ -126,14 +135,13 @@ def evaluate(
     chosen_depths = _numbers(depths, float, "--depths")
     if not chosen_depths or not all(0 <= depth <= 1 for depth in chosen_depths):
         raise InputError(f"{depths!r}", where="--depths", right="numbers from 0 to 1")
-    if needle_samples < 1 or (limit is not None and limit < 1) or (sequence_length or 2) < 2:
-        raise InputError("counts have to be at least 1, a sequence at least 2", where="command line")
-    (tokens,) = _numbers(batch_tokens, int, "--batch-tokens") or (None,)
-    if tokens is not None and tokens < 1:
-        raise InputError(f"{batch_tokens!r}", where="--batch-tokens", right="at least 1")
+    tokens = None if batch_tokens is None else _number(batch_tokens, "--batch-tokens", least=1)
 
-    from olmo_ext.evals.tasks import EvaluationOptions, require_files
+    from olmo_ext.evals.needle import TASKS as NEEDLE_TASKS
+    from olmo_ext.evals.tasks import EvaluationOptions, expand_tasks, require_files
 
+    if heat_map is not None and not set(expand_tasks(tasks)) & set(NEEDLE_TASKS):
+        raise InputError("no needle task is among the tasks", where="--heat-map", right="--tasks niah")
     options = EvaluationOptions(
         tasks=tasks,
         sets=sets,
@@ -152,8 +160,8 @@ def evaluate(
 
     from olmo_ext.evals.model import Share, load_target
     from olmo_ext.evals.results import results_table
-    from olmo_ext.evals.run import check, pick_device
     from olmo_ext.evals.run import evaluate as evaluate_target
+    from olmo_ext.evals.run import pick_device
 
     _start_ranks()
     first = Share.current().rank == 0
@@ -163,21 +171,26 @@ def evaluate(
         target = load_target(
             path, step=step, device=chosen_device, precision=precision, trust_remote_code=trust_remote_code
         )
-        check(target, options)
         results = evaluate_target(target, options, say=lambda line: click.echo(line, err=True) if first else None)
-        everything += [(target, result) for result in results]
+        everything.append((target, path, results))
         if first and as_json:
             for result in results:
                 row = result.row(step=target.step, checkpoint_sha256=target.checkpoint_sha256)
                 click.echo(json.dumps({"target": target.name, **row}))
         elif first:
-            click.echo(f"{target.name}{'' if target.step is None else f', step {target.step}'}")
+            click.echo(target.title)
             click.echo(results_table(results))
     if first and heat_map is not None:
         from olmo_ext.evals.heat_map import write_heat_map
 
-        write_heat_map([(target.name, result) for target, result in everything], heat_map)
-        click.echo(f"{heat_map}: written")
+        titles = [target.title for target, _, _ in everything]
+        # Runs of two sweeps may share a name.
+        named = [
+            (target.title if titles.count(target.title) == 1 else str(path), found)
+            for target, path, found in everything
+        ]
+        write_heat_map(named, heat_map)
+        click.echo(f"{heat_map}: written", err=True)
     return 0
 
 
@@ -195,7 +208,7 @@ def _prepare(directory: Path, lambada: Path | None, mirror: str | None) -> int:
 @click.argument("targets", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--text", type=click.Path(path_type=Path), help="Text to read; default: the run's validation set.")
 @click.option("--tokens", default="16K", show_default=True, help="How many tokens to read.")
-@click.option("--sequence-length", type=click.IntRange(min=1), help="Default: the model's, at most 1024.")
+@click.option("--sequence-length", type=click.IntRange(min=2), help="Default: the model's, at most 1024.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="A folder; default: the run's diagnosis/.")
 @click.option("--plot/--no-plot", default=True, show_default=True, help="Write a plot (HTML) beside the JSON.")
 @click.option("--json", "as_json", is_flag=True, help="Print the JSON.")
@@ -221,26 +234,34 @@ def diagnose(
     TARGETS are runs, checkpoints or local Hugging Face folders (GPT-2, Llama, OLMo-2 and our exports).
     """
     _quiet_libraries()
-    (number,) = _numbers(tokens, int, "--tokens") or (0,)
-    if number < 2 or (sequence_length is not None and sequence_length < 2):
-        raise InputError(f"{number} tokens, sequences of {sequence_length}", where="command line", right="at least 2")
+    number = _number(tokens, "--tokens", least=2)
     from olmo_ext.evals.diagnosis_report import diagnosis_table
     from olmo_ext.evals.diagnosis_run import diagnose_target, save
     from olmo_ext.evals.model import load_target
     from olmo_ext.evals.run import pick_device
 
     chosen_device = pick_device(device)
+    taken: set[Path] = set()
     for path in targets:
         target = load_target(
             path, step=step, device=chosen_device, precision=precision, trust_remote_code=trust_remote_code
         )
-        content = diagnose_target(target, text=text, tokens=number, sequence_length=sequence_length)
+        stem = target.name if target.step is None else f"step{target.step}"
+        if output is not None and len(targets) > 1 and target.step is not None:
+            # Runs of a sweep end at one step.
+            stem = f"{target.name}-{stem}"
         folder = output or (target.run.diagnosis if target.run is not None else Path(f"diagnosis-{target.name}"))
-        written = save(content, folder, target=target, plot=plot)
+        if (file := (folder / stem).resolve()) in taken:
+            raise InputError(
+                f"{folder / stem}.json holds another model's already", where=str(path), right="one call each"
+            )
+        taken.add(file)
+        content = diagnose_target(target, text=text, tokens=number, sequence_length=sequence_length)
+        written = save(content, folder, stem=stem, target=target, plot=plot)
         if as_json:
             click.echo(json.dumps(content))
         else:
-            click.echo(f"{target.name}{'' if target.step is None else f', step {target.step}'}")
+            click.echo(target.title)
             click.echo(diagnosis_table(content))
         click.echo(f"written: {', '.join(str(file) for file in written)}", err=True)
     return 0
@@ -280,12 +301,10 @@ def generate(
     trust_remote_code: bool,
 ) -> int:
     """Continue PROMPT (default: standard input) with a trained run, a checkpoint or a Hugging Face model."""
-    if temperature < 0 or not 0 < top_p <= 1 or max_tokens < 1 or (top_k is not None and top_k < 1):
-        raise InputError(
-            "a sampling setting is out of range",
-            where="command line",
-            right="temperature >= 0, 0 < top-p <= 1, top-k and max-tokens at least 1",
-        )
+    for option, value in (("--temperature", temperature), ("--top-p", top_p)):
+        # click's ranges let pass what is no number.
+        if not math.isfinite(value):
+            raise InputError(f"{value}", where=option, right="a number")
     text = sys.stdin.read() if prompt is None else prompt
     _quiet_libraries()
     from olmo_ext.evals.generation import generate as continue_prompt

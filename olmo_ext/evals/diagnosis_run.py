@@ -14,7 +14,8 @@ from olmo_ext.errors import InputError
 from olmo_ext.evals.diagnosis import diagnose
 from olmo_ext.evals.diagnosis_report import write_plot
 from olmo_ext.evals.model import Target
-from olmo_ext.evals.perplexity import token_sets_of_config
+from olmo_ext.evals.perplexity import first_tokens
+from olmo_ext.evals.tasks import read_text
 from olmo_ext.files import write_atomically
 
 LONGEST_SEQUENCE = 1024
@@ -24,18 +25,8 @@ TOKENS_PER_BATCH = 4096
 def _tokens(target: Target, text: Path | None, number: int) -> np.ndarray:
     """Ids to read, shape (tokens,): of a text file, or the start of the run's first evaluation set."""
     if text is not None:
-        try:
-            content = text.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"cannot be read ({error})", where=str(text), right="a text file in UTF-8") from None
-        return np.asarray(target.tokenizer.encode(content)[:number], dtype=np.int64)
-    sets = token_sets_of_config(target.config) if target.config is not None else []
-    if not sets:
-        raise InputError(f"{target.name} has no evaluation set to read", right="--text FILE")
-    try:
-        return np.fromfile(sets[0].paths[0], dtype=sets[0].dtype, count=number).astype(np.int64)
-    except OSError as error:
-        raise InputError(f"cannot be read ({error.strerror})", where=sets[0].paths[0], right="--text FILE") from None
+        return np.asarray(target.tokenizer.encode(read_text(text))[:number], dtype=np.int64)
+    return first_tokens(target, number, purpose="to read")[0]
 
 
 def diagnose_target(
@@ -67,13 +58,12 @@ def diagnose_target(
     }
 
 
-def save(content: dict[str, Any], folder: Path, *, target: Target, plot: bool) -> list[Path]:
-    """Write `step<N>.json` (a Hugging Face model: `<name>.json`) and its plot."""
+def save(content: dict[str, Any], folder: Path, *, stem: str, target: Target, plot: bool) -> list[Path]:
+    """Write `<stem>.json` and its plot, an HTML page; the files that were written."""
     folder.mkdir(parents=True, exist_ok=True)
-    stem = f"step{target.step}" if target.step is not None else target.name
     written = [folder / f"{stem}.json"]
     write_atomically(written[0], json.dumps(content, indent=1) + "\n")
     if plot:
         written.append(folder / f"{stem}.html")
-        write_plot(content, written[1], title=f"{target.name} {stem}")
+        write_plot(content, written[1], title=target.title)
     return written

@@ -128,20 +128,30 @@ def continuation_log_likelihoods(
     tokens_per_batch: int = 16_384,
     share: Share | None = None,
     pad_token_id: int = 0,
+    name: str = "a task",
 ) -> tuple[list[tuple[float, bool]], int]:
     """(log-likelihood in nats, whether greedy decoding says the same) of each continuation after its context.
 
     :param pairs: context and continuation, neither empty.
+    :param name: of what they are the items, for errors.
     :returns: the scores in order, and how many contexts were cut on the left to fit the model.
-    :raises InputError: if a continuation alone is longer than the model's input.
+    :raises InputError: if a continuation alone is longer than the model's input, or one of a pair is empty.
+    :raises WorkError: if a log-likelihood is not finite, naming the item (counted from 0).
     """
     share = share or Share.current()
     limit = model.max_sequence_length
     inputs, truncated = [], 0
     for number, (context, continuation) in enumerate(pairs):
+        if not context or not continuation:
+            raise InputError(
+                f"an item without {'a continuation' if context else 'a context'}",
+                where=f"{name}, item {number}",
+                right="at least one token of each",
+            )
         if len(continuation) > limit:
             raise InputError(
-                f"item {number}: a continuation of {len(continuation)} tokens, the model takes {limit}",
+                f"a continuation of {len(continuation)} tokens, the model takes {limit}",
+                where=f"{name}, item {number}",
                 right="a model with a longer input",
             )
         whole = [*context, *continuation][:-1]
@@ -164,7 +174,7 @@ def continuation_log_likelihoods(
     everything = share.gather(found)
     for item, (score, _) in everything.items():
         if not math.isfinite(score):
-            raise WorkError(f"item {item}: the log-likelihood is {score}")
+            raise WorkError(f"{name}, item {item}: the log-likelihood is {score}")
     return list(everything.values()), truncated
 
 
@@ -239,7 +249,7 @@ def evaluate_task(
         task = Task(name=task.name, metric=task.metric, choices=choices)
     pairs = [(choice.context, choice.continuation) for choice in task.choices]
     scores, truncated = continuation_log_likelihoods(
-        model, pairs, tokens_per_batch=tokens_per_batch, pad_token_id=tokenizer.pad_token_id
+        model, pairs, tokens_per_batch=tokens_per_batch, pad_token_id=tokenizer.pad_token_id, name=name
     )
     return score_task(task, [score for score, _ in scores], truncated=truncated)
 

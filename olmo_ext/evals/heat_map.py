@@ -10,24 +10,28 @@ from olmo_ext.evals.results import Result
 from olmo_ext.files import write_atomically
 
 
-def write_heat_map(results: Sequence[tuple[str, Result]], path: Path) -> None:
+def write_heat_map(results: Sequence[tuple[str, Sequence[Result]]], path: Path) -> None:
     """One panel per model and task.
 
-    :param results: (name of the model, result); rows without a depth are left out.
+    :param results: (name of the model, its results); rows without a depth are left out.
+    :raises InputError: if no row has one.
     """
     import plotly.graph_objects as graph
     from plotly.subplots import make_subplots
 
-    panels: dict[tuple[str, str], dict[tuple[float, int], float]] = {}
-    for name, result in results:
-        if result.depth is not None and result.length is not None:
-            panels.setdefault((name, result.task), {})[(result.depth, result.length)] = result.value
+    panels: list[tuple[str, dict[tuple[float, int], float]]] = []
+    for name, of_model in results:
+        by_task: dict[str, dict[tuple[float, int], float]] = {}
+        for result in of_model:
+            if result.depth is not None and result.length is not None:
+                by_task.setdefault(result.task, {})[(result.depth, result.length)] = result.value
+        panels += [(f"{name}: {task}", cells) for task, cells in by_task.items()]
     if not panels:
         raise InputError("no needle task was scored", where="--heat-map", right="--tasks niah")
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
-    figure = make_subplots(rows=rows, cols=columns, subplot_titles=[f"{name}: {task}" for name, task in panels])
-    for number, cells in enumerate(panels.values()):
+    figure = make_subplots(rows=rows, cols=columns, subplot_titles=[title for title, _ in panels])
+    for number, (_, cells) in enumerate(panels):
         depths = sorted({depth for depth, _ in cells})
         lengths = sorted({length for _, length in cells})
         values = [[cells.get((depth, length)) for length in lengths] for depth in depths]

@@ -7,7 +7,6 @@ in which lm-eval's `datasets` cache keeps `EleutherAI/lambada_openai`.
 from __future__ import annotations
 
 import hashlib
-import math
 from pathlib import Path
 
 from olmo_ext.data.corpus_sources import read_jsonl
@@ -15,6 +14,7 @@ from olmo_ext.data.tokenizer import Tokenizer
 from olmo_ext.errors import InputError
 from olmo_ext.evals.downstream import continuation_log_likelihoods
 from olmo_ext.evals.model import EvaluatedModel
+from olmo_ext.evals.perplexity import exponential
 from olmo_ext.evals.results import Result, mean_and_error
 
 SCORING_VERSION = 1
@@ -32,20 +32,23 @@ def _arrow_texts(folder: Path) -> list[str]:
 def load_passages(path: Path) -> list[str]:
     """The passages of a JSON-lines file or a cache folder.
 
-    :raises InputError: naming the line.
+    :raises InputError: naming the line (of a cache folder the passage, from 1).
     """
     if path.is_dir():
-        texts = _arrow_texts(path)
+        places = [(f"{path}, passage {number}", text) for number, text in enumerate(_arrow_texts(path), start=1)]
     elif path.is_file():
-        texts = [text for _, text in read_jsonl(path, "text")]
+        places = list(read_jsonl(path, "text"))
     else:
         raise InputError("no such file", where=str(path), right="--lambada FILE: OpenAI's lambada_test.jsonl")
-    for number, text in enumerate(texts):
-        if len(text.split()) < 2:
-            raise InputError(f"passage {number} has no last word after a context", where=str(path))
-    if not texts:
-        raise InputError("no passages", where=str(path))
-    return texts
+    for place, text in places:
+        context, word = split_passage(text)
+        if not context.strip() or not word.strip():
+            raise InputError(
+                "a passage without a last word behind a blank", where=place, right="`context word`, no blank at the end"
+            )
+    if not places:
+        raise InputError("no passages", where=str(path), right="OpenAI's lambada_test.jsonl")
+    return [text for _, text in places]
 
 
 def split_passage(text: str) -> tuple[str, str]:
@@ -72,10 +75,11 @@ def evaluate_lambada(
         [(context, word) for context, word in pairs],
         tokens_per_batch=tokens_per_batch,
         pad_token_id=tokenizer.pad_token_id,
+        name="lambada",
     )
     accuracy, accuracy_error = mean_and_error([float(greedy) for _, greedy in scores])
     nats, nats_error = mean_and_error([-score for score, _ in scores])
-    perplexity = math.exp(nats)
+    perplexity = exponential(nats)
     details = {"truncated": truncated} if truncated else {}
     return [
         Result(

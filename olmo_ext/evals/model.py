@@ -94,6 +94,11 @@ class Target:
     config: dict[str, Any] | None
     """The run's resolved config."""
 
+    @property
+    def title(self) -> str:
+        """Name and step, for people."""
+        return self.name if self.step is None else f"{self.name}, step {self.step}"
+
 
 def _fingerprint(files: Sequence[Path]) -> str:
     return hashlib.sha256("".join(f"{path.name} {sha256_of_file(path)}\n" for path in files).encode()).hexdigest()
@@ -112,7 +117,7 @@ def checkpoint_fingerprint(folder: Path) -> str:
     weights = sorted(path for pattern in ("*.safetensors", "*.bin", "model.pt") for path in folder.glob(pattern))
     if not weights:
         raise InputError("no weights here", where=str(folder), right="a run, a checkpoint or a Hugging Face folder")
-    return weights_sha if len(weights) == 1 and (weights_sha := sha256_of_file(weights[0])) else _fingerprint(weights)
+    return sha256_of_file(weights[0]) if len(weights) == 1 else _fingerprint(weights)
 
 
 def _load_run(directory: Path, step: int | None, device: str, precision: str) -> Target:
@@ -156,6 +161,7 @@ def load_hugging_face(folder: Path, *, device: str = "cpu", precision: str = "fp
     """A causal language model from a local Hugging Face folder, in fp32, without touching the network.
 
     :param trust: whether modelling code inside the folder may run.
+    :raises InputError: if transformers cannot load it, its length is not known, or its tokenizer has ids beyond it.
     """
     import transformers
 
@@ -177,13 +183,25 @@ def load_hugging_face(folder: Path, *, device: str = "cpu", precision: str = "fp
     config = module.config
     length = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
     if length is None:
-        raise InputError("config.json does not say how long an input may be", where=str(folder))
+        raise InputError(
+            "config.json does not say how long an input may be", where=str(folder), right="max_position_embeddings"
+        )
     eos = config.eos_token_id
     eos = eos[0] if isinstance(eos, list) else eos
+    pad = config.pad_token_id
+    # Some folders say -1 for none.
+    tokenizer = load_tokenizer(folder, eos_token_id=eos, pad_token_id=None if pad is None or pad < 0 else pad)
+    rows = module.get_input_embeddings().weight.shape[0]
+    if tokenizer.vocab_size > rows:
+        raise InputError(
+            f"the tokenizer has {tokenizer.vocab_size:,} ids, the model {rows:,}",
+            where=str(folder),
+            right="the tokenizer that the model was trained with",
+        )
     return Target(
         name=folder.name,
         model=EvaluatedModel(module.eval().to(device), max_sequence_length=length, device=device, precision=precision),
-        tokenizer=load_tokenizer(folder, eos_token_id=eos, pad_token_id=config.pad_token_id),
+        tokenizer=tokenizer,
         step=None,
         checkpoint_sha256=checkpoint_fingerprint(folder),
         run=None,
@@ -210,6 +228,8 @@ def load_target(
     resolved = path.resolve()
     match = re.fullmatch(r"step(\d+)", resolved.name)
     if match and resolved.parent.name == "checkpoints":
+        if step not in (None, int(match[1])):
+            raise InputError(f"--step {step} and a checkpoint of step {match[1]}", where=str(path), right="one of them")
         return _load_run(resolved.parent.parent, int(match[1]), device, precision)
     if (path / "config.json").is_file():
         if step is not None:

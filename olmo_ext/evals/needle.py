@@ -138,6 +138,9 @@ class _Plan:
     filler: Callable[[int], list[str]]
     """Number of units -> the haystack's units."""
 
+    most_units: int | None
+    """Units that there are; None for as many as are asked for."""
+
     joint: str
 
     def prompt(self, units: int) -> str:
@@ -160,6 +163,7 @@ def _plan(task: NeedleTask, *, depth: float, rng: random.Random, essay: Sequence
     depths = [depth, *(rng.random() for _ in needles[1:])]
     start = rng.randrange(len(essay)) if essay else 0
     distractor_seed = rng.getrandbits(64)
+    limited = task.haystack == "needle" and task.key == "words"
 
     def filler(units: int) -> list[str]:
         if task.haystack == "noise":
@@ -168,9 +172,6 @@ def _plan(task: NeedleTask, *, depth: float, rng: random.Random, essay: Sequence
             return [essay[(start + number) % len(essay)] for number in range(units)]
         own = random.Random(distractor_seed)
         known_keys, known_values = set(taken_keys), set(taken)
-        room = len(ADJECTIVES) * len(NOUNS) - len(known_keys)
-        if task.key == "words" and units > room:
-            raise InputError(f"{task.name}: more than {room} distractors", right="a shorter length")
         return [
             sentence(
                 task.value,
@@ -187,6 +188,7 @@ def _plan(task: NeedleTask, *, depth: float, rng: random.Random, essay: Sequence
         queries=tuple(queries),
         depths=tuple(depths),
         filler=filler,
+        most_units=len(ADJECTIVES) * len(NOUNS) - len(keys) if limited else None,
         joint=" " if task.haystack == "essay" else "\n",
     )
 
@@ -211,7 +213,8 @@ def make_sample(
     :param depth: 0 (start of the text) to 1 (end) for the first queried needle.
     :param essay: sentences of running text, for tasks that hide in it.
     :returns: the sample and the number of tokens to generate.
-    :raises InputError: if the needles and the question alone are longer, or there is no text to hide them in.
+    :raises InputError: if the needles and the question alone are longer, there is no text to hide them in, or there are
+        not as many distractors as the length asks for.
     """
     if task.haystack == "essay" and not essay:
         raise InputError(f"{task.name} hides its needles in running text and there is none", right="--text FILE")
@@ -231,9 +234,15 @@ def make_sample(
             where="--lengths",
             right="a longer length, and a model that takes it",
         )
-    low, high = 0, 1
+    low, high, most = 0, 1, plan.most_units
     while size(high) <= room:
-        low, high = high, high * 2
+        if high == most:
+            raise InputError(
+                f"{task.name}: all {most} distractors do not fill {length} tokens",
+                where="--lengths",
+                right="a shorter one",
+            )
+        low, high = high, high * 2 if most is None else min(high * 2, most)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if size(middle) <= room else (low, middle)
@@ -263,11 +272,17 @@ def evaluate_needles(
     """One task over a grid: a row per cell, and one over all cells.
 
     :param answer: prompt and number of tokens to generate -> the continuation's text.
+    :param lengths: in tokens, each once; `depths` likewise, 0 to 1.
     :param samples: per cell.
     :param own: whether this process takes an item; `gather` puts the processes' scores together.
+    :raises InputError: for an unknown task, a length or depth named twice, or a length that is too short.
     """
     if name not in TASKS:
         raise InputError(f"unknown task {name!r}", where="--tasks", right=f"one of {', '.join(TASKS)}")
+    for option, values in (("--lengths", lengths), ("--depths", depths)):
+        # The same texts again would look like more texts, and their standard error like a smaller one.
+        if len(set(values)) != len(values):
+            raise InputError(f"{', '.join(map(str, values))}: one is named twice", where=option, right="each once")
     task = TASKS[name]
     cells = [(length, depth, number) for length in lengths for depth in depths for number in range(samples)]
     scores: dict[int, float] = {}
@@ -298,6 +313,6 @@ def evaluate_needles(
                 )
             )
     mean, error = mean_and_error(list(scores.values()))
-    grid = f"{version}/lengths{'-'.join(map(str, lengths))}/depths{len(depths)}"
+    grid = f"{version}/lengths{'-'.join(map(str, lengths))}/depths{'-'.join(f'{depth:g}' for depth in depths)}"
     overall = replace(found[0], task_version=grid, value=mean, stderr=error, items=len(scores), length=None, depth=None)
     return [*found, overall]

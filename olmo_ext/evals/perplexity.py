@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,10 +12,10 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from olmo_ext.data.tokenizer import Tokenizer
+from olmo_ext.data.tokenizer import Tokenizer, load_tokenizer
 from olmo_ext.data.tokens import TokenReader, check_dtype, inspect_files
 from olmo_ext.errors import InputError, WorkError
-from olmo_ext.evals.model import EvaluatedModel, Share
+from olmo_ext.evals.model import EvaluatedModel, Share, Target
 from olmo_ext.evals.results import Result
 
 LISTED_INSTANCES = 20_000
@@ -41,8 +42,8 @@ class PerplexityResult:
     predicted: tuple[int, ...]
     """Predicted tokens of each instance."""
 
-    num_bytes: int | None
-    """Bytes of text that the predicted tokens stand for, where the vocabulary tells."""
+    bytes: tuple[int, ...] | None
+    """Bytes of text that the predicted tokens of each instance stand for, where the vocabulary tells."""
 
     @property
     def instances(self) -> int:
@@ -59,21 +60,50 @@ class PerplexityResult:
 
     @property
     def stderr(self) -> float | None:
-        """Standard error of the cross-entropy with instances as clusters: sqrt(n/(n-1) sum (l_i - m t_i)^2) / T."""
-        number = self.instances
-        if number < 2:
-            return None
-        mean = self.cross_entropy
-        squares = math.fsum((loss - mean * count) ** 2 for loss, count in zip(self.losses, self.predicted, strict=True))
-        return math.sqrt(number / (number - 1) * squares) / self.tokens
+        """Standard error of the cross-entropy, in nats per token; None for a single instance."""
+        return _ratio_error(self.losses, self.predicted)
 
     @property
     def perplexity(self) -> float:
-        return math.exp(self.cross_entropy)
+        """exp of the cross-entropy."""
+        return exponential(self.cross_entropy)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all predicted tokens; 0 where they are not known."""
+        return sum(self.bytes or ())
 
     @property
     def bits_per_byte(self) -> float | None:
         return None if not self.num_bytes else math.fsum(self.losses) / math.log(2) / self.num_bytes
+
+    @property
+    def bits_per_byte_stderr(self) -> float | None:
+        """Standard error of `bits_per_byte`: instances differ in bytes per token too."""
+        error = _ratio_error(self.losses, self.bytes) if self.bytes and self.num_bytes else None
+        return None if error is None else error / math.log(2)
+
+
+def _ratio_error(sums: Sequence[float], sizes: Sequence[int]) -> float | None:
+    """Standard error of r = sum(l_i) / sum(t_i) with instances as clusters, by linearisation (Cochran, Sampling
+    Techniques, section 6.3): sqrt(n/(n-1) sum (l_i - r t_i)^2) / sum(t_i); None for fewer than two."""
+    number, total = len(sums), sum(sizes)
+    if number < 2:
+        return None
+    ratio = math.fsum(sums) / total
+    squares = math.fsum((value - ratio * size) ** 2 for value, size in zip(sums, sizes, strict=True))
+    return math.sqrt(number / (number - 1) * squares) / total
+
+
+def exponential(nats: float) -> float:
+    """exp, for a perplexity.
+
+    :raises WorkError: where no number of 64 bits holds it.
+    """
+    try:
+        return math.exp(nats)
+    except OverflowError:
+        raise WorkError(f"a loss of {nats:.4g} nats has no perplexity: the model has diverged") from None
 
 
 def bytes_per_token(tokenizer: Tokenizer) -> np.ndarray | None:
@@ -119,6 +149,7 @@ def perplexity(
 
     :param limit: the first so many instances only.
     :param token_bytes: see `bytes_per_token`.
+    :raises InputError: if there is no instance.
     :raises WorkError: if a loss is not finite, naming the instance.
     """
     share = share or Share.current()
@@ -143,7 +174,7 @@ def perplexity(
     return PerplexityResult(
         losses=tuple(loss for loss, _, _ in values),
         predicted=tuple(count for _, count, _ in values),
-        num_bytes=None if token_bytes is None else sum(size for _, _, size in values),
+        bytes=None if token_bytes is None else tuple(size for _, _, size in values),
     )
 
 
@@ -168,7 +199,10 @@ def open_token_set(token_set: TokenSet, *, sequence_length: int, vocab_size: int
         vocabulary_size=vocab_size,
     )
     left_out = sum(file.num_bytes // dtype.itemsize - file.num_instances * sequence_length for file in files)
-    version = f"{'+'.join(file.sample for file in files[:4])}{'+...' if len(files) > 4 else ''}@{sequence_length}"
+    samples = "+".join(file.sample for file in files)
+    if len(files) > 4:
+        samples = f"{len(files)}files-{hashlib.sha256(samples.encode()).hexdigest()[:16]}"
+    version = f"{samples}@{sequence_length}"
     return reader, version, left_out
 
 
@@ -181,8 +215,18 @@ def evaluate_token_set(
     limit: int | None = None,
     sequence_length: int | None = None,
 ) -> list[Result]:
-    """CrossEntropyLoss, Perplexity and, where the vocabulary tells bytes, BitsPerByte of one set."""
+    """CrossEntropyLoss (nats per token), Perplexity and, where the vocabulary tells bytes, BitsPerByte of one set.
+
+    :param sequence_length: tokens of an instance; by default the model's longest input.
+    :raises InputError: for a length that the model does not take, or files that are no tokens of this vocabulary.
+    """
     length = sequence_length or model.max_sequence_length
+    if length > model.max_sequence_length:
+        raise InputError(
+            f"instances of {length} tokens, the model takes {model.max_sequence_length}",
+            where="--sequence-length",
+            right=f"at most {model.max_sequence_length}",
+        )
     reader, version, left_out = open_token_set(token_set, sequence_length=length, vocab_size=tokenizer.vocab_size)
     try:
         scored = perplexity(
@@ -218,12 +262,11 @@ def evaluate_token_set(
         ),
     ]
     if (bits := scored.bits_per_byte) is not None:
-        scale = bits / scored.cross_entropy if scored.cross_entropy else 0.0
         found.append(
             Result(
                 metric="BitsPerByte",
                 value=bits,
-                stderr=None if error is None else error * scale,
+                stderr=scored.bits_per_byte_stderr,
                 details={**details, "bytes": scored.num_bytes},
                 **common,
             )
@@ -238,7 +281,7 @@ def token_sets_of_config(values: dict) -> list[TokenSet]:
         if evaluator.get("type", "lm") != "lm":
             continue
         data = evaluator["data"]
-        dtype = data.get("memmap_dtype") or data.get("effective_memmap_dtype") or values["data"]["memmap_dtype"]
+        dtype = data.get("memmap_dtype") or values["data"]["memmap_dtype"]
         if data.get("paths"):
             found.append(TokenSet(name=evaluator["label"], paths=tuple(map(str, data["paths"])), dtype=dtype))
         for name, paths in sorted((data.get("datasets") or {}).items()):
@@ -246,20 +289,80 @@ def token_sets_of_config(values: dict) -> list[TokenSet]:
     return found
 
 
-def parse_token_set(text: str, *, vocab_size: int) -> TokenSet:
-    """`NAME=FILE`, or a corpus folder, as a set; the type of the tokens follows the manifest or the vocabulary."""
+def require_vocabulary(tokenizer: Tokenizer, of_tokens: Tokenizer, *, where: str) -> None:
+    """Ids of another vocabulary would be scored without a word, and the number mean nothing.
+
+    :raises InputError: if the tokens were made with another vocabulary than the model's.
+    """
+    ours, theirs = (one.base.get_vocab(with_added_tokens=False) for one in (tokenizer, of_tokens))
+    if ours != theirs:
+        raise InputError(
+            f"tokens of {of_tokens.identifier} ({len(theirs):,} entries), the model reads {tokenizer.identifier}"
+            f" ({len(ours):,})",
+            where=where,
+            right="the same text encoded with the model's tokenizer",
+        )
+
+
+def parse_token_set(text: str, *, tokenizer: Tokenizer) -> TokenSet:
+    """`NAME=FILE`, or a corpus folder, as a set; the type of the tokens follows the manifest or the vocabulary.
+
+    Of a corpus the validation split is taken; of one without, all there is.
+
+    :param tokenizer: the model's.
+    :raises InputError: for a set without a name, or a corpus of another vocabulary.
+    """
     name, equals, path = text.partition("=")
     if not equals:
         name, path = Path(text).stem, text
+    if not name:
+        raise InputError(f"{text!r} has no name", where="--set", right="NAME=FILE, or a file alone")
     if Path(path).is_dir():
         from olmo_ext.data.corpus_manifest import read_manifest
 
         manifest = read_manifest(path)
+        require_vocabulary(tokenizer, load_tokenizer(path), where=path)
         split = "validation" if "validation" in manifest.splits else "train"
         return TokenSet(name=name, paths=(str(manifest.path(split)),), dtype=manifest.dtype)
-    return TokenSet(name=name, paths=(path,), dtype="uint16" if vocab_size <= 2**16 else "uint32")
+    return TokenSet(name=name, paths=(path,), dtype="uint16" if tokenizer.vocab_size <= 2**16 else "uint32")
+
+
+def require_distinct_names(sets: Sequence[TokenSet], *, where: str) -> None:
+    """Results go by the name of their set: of two sets of one name, one would be lost.
+
+    :raises InputError: naming the two.
+    """
+    known: dict[str, TokenSet] = {}
+    for token_set in sets:
+        other = known.setdefault(token_set.name, token_set)
+        if other != token_set:
+            raise InputError(
+                f"{other.paths[0]} and {token_set.paths[0]} are both called {token_set.name!r}",
+                where=where,
+                right="another name for one of them, as in NAME=FILE",
+            )
 
 
 def merge_named(sets: Sequence[TokenSet]) -> list[TokenSet]:
     """The sets by name, a later one of the same name in place of the earlier."""
     return list({token_set.name: token_set for token_set in sets}.values())
+
+
+def first_tokens(target: Target, number: int, *, purpose: str) -> tuple[np.ndarray, str]:
+    """The start of a run's first evaluation set, [number or as many as its first file holds], int64, and that file.
+
+    :param purpose: what it is for, in words.
+    :raises InputError: if there is no set, or its file cannot be read or holds no tokens of the run's vocabulary.
+    """
+    sets = token_sets_of_config(target.config) if target.config is not None else []
+    if not sets:
+        raise InputError(f"{target.name} has no evaluation set {purpose}", right="--text FILE")
+    vocab_size = target.tokenizer.vocab_size
+    dtype = check_dtype(sets[0].dtype, vocab_size, where=sets[0].name)
+    (file,) = inspect_files(sets[0].paths[:1], dtype=dtype, sequence_length=1, vocabulary_size=vocab_size)
+    ids = np.fromfile(file.path, dtype=dtype, count=number).astype(np.int64)
+    if ids.max() >= vocab_size:
+        raise InputError(
+            f"id {ids.max()} is beyond the vocabulary of {vocab_size:,}", where=file.path, right="the run's own tokens"
+        )
+    return ids, file.path

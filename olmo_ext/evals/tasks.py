@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from olmo_ext.errors import InputError
+from olmo_ext.evals.needle import TASKS as NEEDLE_TASKS
 from olmo_ext.evals.prepare import LAMBADA, PERPLEXITY_SETS, cached_lambada, prepared_file
 
 PERPLEXITY = "perplexity"
-DEFAULT_TASKS = PERPLEXITY
 
 PAPER_B_TASK = "paper_b_8task"
 PAPER_B_AVERAGE = (
@@ -29,8 +29,10 @@ GROUPS = {
     "default": ("arc_easy", "arc_challenge", "sciq", "hellaswag", "piqa", "winogrande", "boolq", "social_iqa")
     + ("openbook_qa", "copa", "commonsense_qa", "natural_qs_open_ppl", "trivia_qa_wiki_ppl"),
     "mmlu": ("mmlu_stem", "mmlu_humanities", "mmlu_social_sciences", "mmlu_other"),
-    PAPER_B_TASK: tuple(name for name, _ in PAPER_B_AVERAGE if name != "lambada"),
+    "niah": tuple(NEEDLE_TASKS),
+    PAPER_B_TASK: tuple(name for name, _ in PAPER_B_AVERAGE),
 }
+"""Names for several tasks."""
 
 
 LOGITS_BYTES = 2**30
@@ -41,7 +43,7 @@ LOGITS_BYTES = 2**30
 class EvaluationOptions:
     """What the command line settles for every target."""
 
-    tasks: str = DEFAULT_TASKS
+    tasks: str = PERPLEXITY
     sets: tuple[str, ...] = ()
     """`NAME=FILE` or corpus folders, beside or in place of the run's own evaluation sets."""
 
@@ -67,6 +69,10 @@ def tokens_per_batch(options: EvaluationOptions, vocab_size: int) -> int:
 
 
 def lambada_file(options: EvaluationOptions) -> Path:
+    """The file or folder of LAMBADA's passages: the one named, the prepared one, or lm-eval's copy.
+
+    :raises InputError: if there is none.
+    """
     if options.lambada is not None:
         if not options.lambada.exists():
             raise InputError("no such file", where=str(options.lambada), right="--lambada FILE")
@@ -76,13 +82,22 @@ def lambada_file(options: EvaluationOptions) -> Path:
     return prepared_file(options.prepared, LAMBADA)
 
 
+def read_text(path: Path) -> str:
+    """A file of running text.
+
+    :raises InputError: if it is no file, or not UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot be read ({error})", where=str(path), right="a text file in UTF-8") from None
+
+
 def expand_tasks(text: str) -> list[str]:
-    """`arc_easy,mmlu` -> labels, groups expanded, each once; `lambada` and `niah_*` stay as they are."""
+    """`arc_easy,mmlu` -> labels, groups expanded, each once."""
     names: list[str] = []
     for word in (part.strip() for part in text.split(",")):
-        if word == PAPER_B_TASK:
-            names += [name for name, _ in PAPER_B_AVERAGE]
-        elif word:
+        if word:
             names += GROUPS.get(word, (word,))
     return list(dict.fromkeys(names))
 

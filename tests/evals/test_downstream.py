@@ -22,7 +22,7 @@ from olmo_ext.evals.downstream import (
     paper_b_average,
     score_task,
 )
-from olmo_ext.evals.lambada import evaluate_lambada, split_passage
+from olmo_ext.evals.lambada import evaluate_lambada, load_passages, split_passage
 from olmo_ext.evals.model import EvaluatedModel
 from olmo_ext.evals.results import Result
 from olmo_ext.evals.tasks import PAPER_B_AVERAGE, expand_tasks
@@ -85,8 +85,11 @@ def test_a_context_longer_than_the_model_is_cut_on_the_left_and_counted(olmo: An
     scores, truncated = continuation_log_likelihoods(short, [(long, [7, 8]), ([1], [7, 8])])
     expected, _ = continuation_log_likelihoods(short, [(long[-7:], [7, 8])])
     assert truncated == 1 and scores[0][0] == pytest.approx(expected[0][0], rel=1e-6)
-    with pytest.raises(InputError, match="a continuation of 9 tokens, the model takes 8"):
-        continuation_log_likelihoods(short, [([1], list(range(9)))])
+    with pytest.raises(InputError, match="arc, item 1: a continuation of 9 tokens, the model takes 8"):
+        continuation_log_likelihoods(short, [([1], [2]), ([1], list(range(9)))], name="arc")
+    for pair, missing in ((([], [7]), "context"), (([7], []), "continuation")):
+        with pytest.raises(InputError, match=f"arc, item 0: an item without a {missing}"):
+            continuation_log_likelihoods(short, [pair], name="arc")
 
 
 def test_length_normalised_and_raw_accuracy_are_told_apart() -> None:
@@ -142,6 +145,14 @@ def test_lambada_scores_the_last_word(tokenizer: Any, tmp_path: Path) -> None:
     assert accuracy.metric == "acc" and accuracy.value == 0.5 and accuracy.items == 12
     assert perplexity.metric == "perplexity" and perplexity.value > 1000
     assert split_passage("a b c") == ("a b", " c")
+
+
+@pytest.mark.parametrize("text", ["word", "a context \n", "two words ", " word", "a\nb"])
+def test_a_passage_without_a_last_word_is_named_by_its_line(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "lambada.jsonl"
+    path.write_text("".join(json.dumps({"text": t}) + "\n" for t in ("two words", text)))
+    with pytest.raises(InputError, match="lambada.jsonl, line 2: a passage without a last word"):
+        load_passages(path)
 
 
 def test_an_unknown_task_names_the_nearest(tokenizer: Any) -> None:

@@ -14,7 +14,7 @@ from olmo_ext.errors import InputError
 from olmo_ext.evals import model as evaluated
 from olmo_ext.evals.command import diagnose, evaluate, generate
 from olmo_ext.evals.results import Result, results_table, write_results
-from olmo_ext.rundir import RunDirectory
+from olmo_ext.rundir import RunDirectory, RunState
 
 from .conftest import TEXT
 
@@ -31,7 +31,7 @@ def run(olmo: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def load(path: Path, step: int | None, device: str, precision: str) -> evaluated.Target:
         return evaluated.Target(
             name="run-s1",
-            model=evaluated.EvaluatedModel(olmo, max_sequence_length=512),
+            model=evaluated.EvaluatedModel(olmo, max_sequence_length=512, precision=precision),
             tokenizer=tokenizer,
             step=7 if step is None else step,
             checkpoint_sha256="c" * 64,
@@ -41,6 +41,20 @@ def run(olmo: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(evaluated, "_load_run", load)
     return directory
+
+
+def make_corpus(folder: Path) -> None:
+    """A corpus folder of another vocabulary than the run's."""
+    from olmo_ext.data.tokenizer import train_bpe
+
+    other = train_bpe(["quite another text"], vocab_size=300)
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text(other.to_json_text())
+    split = {"file": "validation.bin", "documents": 1, "bytes": 1, "tokens": 1, "sha256": "0"}
+    sizes = {"vocab_size": other.vocab_size, "eos_token_id": 0, "pad_token_id": 1, "dtype": "uint16"}
+    names = {"fingerprint": "f", "request": "r", "tokenizer": {"name": "bpe:300", "fingerprint": other.fingerprint}}
+    manifest = {"format": 1, **sizes, **names, "splits": {"validation": split}}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
 def call(command: Any, *arguments: object) -> str:
@@ -74,6 +88,40 @@ def test_rows_of_a_run_land_in_its_folder_and_a_second_evaluation_replaces_them(
     assert len(rows_of(run, "downstream")) == 2 * len(downstream)
 
 
+def test_a_quick_look_does_not_take_the_place_of_a_whole_evaluation(run: RunDirectory) -> None:
+    call(evaluate, run.path, "--tasks", "perplexity,copa")
+    whole = rows_of(run, "perplexity") + rows_of(run, "downstream")
+    call(evaluate, run.path, "--tasks", "perplexity,copa", "--limit", 3)
+    call(evaluate, run.path, "--tasks", "perplexity", "--sequence-length", 64, "--limit", 9)
+    rows = rows_of(run, "perplexity") + rows_of(run, "downstream")
+    assert all(row in rows for row in whole) and len(rows) == 2 * len(whole) + 3
+    assert len({(row["task"], row["metric"], row["task_version"]) for row in rows}) == len(rows)
+
+
+def test_numbers_of_bf16_are_not_those_of_fp32(run: RunDirectory) -> None:
+    arguments = ("--tasks", "perplexity", "--limit", 3)
+    for precision in ("fp32", "bf16"):
+        call(evaluate, run.path, *arguments, "--precision", precision)
+    rows = rows_of(run, "perplexity")
+    assert len(rows) == 6 and [row["task_version"].endswith("/bf16") for row in rows] == [False] * 3 + [True] * 3
+    assert rows[0]["task_version"] + "/bf16" == rows[3]["task_version"]
+
+
+def test_models_in_one_call_keep_apart(run: RunDirectory, tmp_path: Path) -> None:
+    steps = (run.path / "checkpoints" / "step3", run.path / "checkpoints" / "step7")
+    arguments = ("--tokens", 256, "--sequence-length", 64, "--no-plot", "-o", tmp_path / "out")
+    call(diagnose, *steps, *arguments)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["run-s1-step3.json", "run-s1-step7.json"]
+    with pytest.raises(InputError, match="run-s1-step7"):
+        CliRunner().invoke(diagnose, [str(a) for a in (steps[1], run.path, *arguments)], catch_exceptions=False)
+    needles = ("--tasks", "niah_single_1", "--depths", 0, "--needle-samples", 1)
+    call(evaluate, *steps, *needles, "--heat-map", tmp_path / "map.html")
+    page = (tmp_path / "map.html").read_text()
+    assert "run-s1, step 3: niah_single_1" in page and "run-s1, step 7: niah_single_1" in page
+    with pytest.raises(InputError, match="--step 3 and a checkpoint of step 7"):
+        CliRunner().invoke(evaluate, [str(steps[1]), "--step", "3"], catch_exceptions=False)
+
+
 def test_compare_finds_the_rows(run: RunDirectory) -> None:
     from olmo_ext.compare.collect import Run
     from olmo_ext.compare.documents import document_losses
@@ -84,6 +132,7 @@ def test_compare_finds_the_rows(run: RunDirectory) -> None:
     found = Run.__new__(Run)
     object.__setattr__(found, "evaluations", rows)
     object.__setattr__(found, "series", {})
+    object.__setattr__(found, "state", RunState(status="done", step=7))
     assert document_losses(found, "validation") is not None
     assert any(key[0] == "copa" and value[2] == 100 for key, value in run_scores(found).items())
 
@@ -133,11 +182,59 @@ def test_diagnosis_of_a_run_is_where_the_report_looks(run: RunDirectory) -> None
         (["--depths", "0,2"], "numbers from 0 to 1"),
         (["--lengths", "1.5"], "not a whole number"),
         (["--device", "tpu7"], "auto, cpu, cuda"),
+        (["--device", "meta"], "auto, cpu, cuda"),
+        (["--device", "cuda:99"], "cuda:99|no CUDA device"),
+        (["--batch-tokens", "1,2"], "one number, at least 1"),
+        (["--batch-tokens", "0"], "one number, at least 1"),
+        (["--sequence-length", "513"], "instances of 513 tokens, the model takes 512"),
+        (["--tasks", "niah_single_1", "--depths", "0,0.5,0"], "--depths: .*twice"),
+        (["--tasks", "niah_single_1", "--lengths", "400,0.4K"], "--lengths: .*twice"),
+        (["--tasks", "copa", "--heat-map", "map.html"], "no needle task"),
+        (["--tasks", "niah_single_2", "--text", "latin1.txt"], "latin1.txt: cannot be read .*UTF-8"),
+        (["--set", "a/v.bin", "--set", "b/v.bin"], "a/v.bin and b/v.bin are both called 'v'"),
+        (["--set", "=a/v.bin"], "no name"),
+        (["--tasks", "wikitext_103", "--prepared", "."], "tokens of .*dolma2.*the model reads bpe:512"),
+        (["--set", "corpus"], "tokens of .*corpus.*the model reads bpe:512"),
     ],
 )
-def test_wrong_input_is_one_line(run: RunDirectory, arguments: list[str], message: str) -> None:
+def test_wrong_input_is_one_line(
+    run: RunDirectory, arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "latin1.txt").write_bytes(b"caf\xe9. The end.")
+    (tmp_path / "wikitext_103.npy").write_bytes(b"0" * 4096)
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "v.bin").write_bytes(b"0" * 4096)
+    make_corpus(tmp_path / "corpus")
     with pytest.raises(InputError, match=message):
         CliRunner().invoke(evaluate, [str(run.path), *arguments], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "message"),
+    [
+        (diagnose, ["--tokens", "1,2"], "one number, at least 2"),
+        (diagnose, ["--tokens", "1"], "one number, at least 2"),
+        (generate, ["x", "--temperature", "nan"], "--temperature: nan"),
+        (generate, ["x", "--top-p", "nan"], "--top-p: nan"),
+    ],
+)
+def test_wrong_numbers_of_the_other_commands_are_one_line(
+    run: RunDirectory, command: Any, arguments: list[str], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        CliRunner().invoke(command, [str(run.path), *arguments], catch_exceptions=False)
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_has_rows_is_told(tokenizer: Any, tmp_path: Path) -> None:
+    import transformers
+
+    config = transformers.GPT2Config(vocab_size=tokenizer.vocab_size - 1, n_positions=64, n_embd=8, n_layer=1, n_head=1)
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "tokenizer.json").write_text(tokenizer.to_json_text())
+    with pytest.raises(InputError, match="the tokenizer has 512 ids, the model 511"):
+        evaluated.load_target(tmp_path / "model")
 
 
 def test_what_is_no_model_is_told(tmp_path: Path) -> None:

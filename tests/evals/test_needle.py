@@ -9,10 +9,20 @@ import pytest
 import torch
 
 from olmo_ext.errors import InputError
+from olmo_ext.evals import needle
 from olmo_ext.evals.generation import generate
 from olmo_ext.evals.heat_map import write_heat_map
 from olmo_ext.evals.model import EvaluatedModel
-from olmo_ext.evals.needle import TASKS, evaluate_needles, make_sample, match_share, sentence, sentences_of
+from olmo_ext.evals.needle import (
+    ADJECTIVES,
+    NOUNS,
+    TASKS,
+    evaluate_needles,
+    make_sample,
+    match_share,
+    sentence,
+    sentences_of,
+)
 
 ESSAY = sentences_of(
     "The valley is wide. It has a mill! Who knows the river? The bridge is old. Rain fell for days.\n" * 9
@@ -111,11 +121,34 @@ def test_what_does_not_fit_is_refused(tokenizer: Any) -> None:
         make_sample(TASKS["niah_single_2"], length=1000, depth=0, seed=0, tokenizer=tokenizer)
 
 
+def test_a_length_is_filled_up_to_the_last_distractor(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two powers of two the search must not ask for more distractors than there are."""
+    monkeypatch.setattr(needle, "ADJECTIVES", ADJECTIVES[:7])
+    monkeypatch.setattr(needle, "NOUNS", NOUNS[:5])
+    arguments: dict[str, Any] = {"depth": 0.5, "seed": 0, "tokenizer": tokenizer}
+    full, allowance = make_sample(TASKS["niah_multikey_2"], length=1500, **arguments)
+    found = full.prompt.count("One of the special magic")
+    assert 17 < found < 35 and full.tokens > 1500 - allowance - 50
+    with pytest.raises(InputError, match="all 34 distractors do not fill 4000 tokens"):
+        make_sample(TASKS["niah_multikey_2"], length=4000, **arguments)
+
+
+def test_other_depths_are_another_version(tokenizer: Any) -> None:
+    def version(*depths: float) -> str:
+        cells = evaluate_needles(
+            lambda prompt, allowance: "", tokenizer, "niah_single_1", lengths=(400,), depths=depths, samples=1
+        )
+        return cells[-1].task_version
+
+    assert len({version(0, 1), version(0.25, 0.75), version(0, 0.5, 1)}) == 3
+
+
 def test_string_match_is_the_share_of_answers_whatever_their_case() -> None:
     assert match_share("They are 12, and ABC.", ["12", "abc", "99", "x"]) == 0.5
 
 
 def test_the_heat_map_stands_alone(tokenizer: Any, tmp_path: Any) -> None:
-    write_heat_map([("run", result) for result in score("niah_single_1", tokenizer, broken=False)], tmp_path / "h.html")
+    found = score("niah_single_1", tokenizer, broken=False)
+    write_heat_map([("one", found), ("other", found)], tmp_path / "h.html")
     page = (tmp_path / "h.html").read_text()
-    assert "run: niah_single_1" in page and '<script src="http' not in page
+    assert "one: niah_single_1" in page and "other: niah_single_1" in page and '<script src="http' not in page

@@ -14,7 +14,14 @@ import torch
 
 from olmo_ext.errors import InputError, WorkError
 from olmo_ext.evals.model import EvaluatedModel
-from olmo_ext.evals.perplexity import TokenSet, bytes_per_token, evaluate_token_set, perplexity
+from olmo_ext.evals.perplexity import (
+    PerplexityResult,
+    TokenSet,
+    bytes_per_token,
+    evaluate_token_set,
+    open_token_set,
+    perplexity,
+)
 
 VOCABULARY = 50
 
@@ -143,6 +150,41 @@ def test_the_standard_error_is_that_of_clusters() -> None:
     found = perplexity(small_model(), rows)
     losses = np.asarray(found.losses) / 11
     assert found.stderr == pytest.approx(losses.std(ddof=1) / math.sqrt(21), rel=1e-9)
+
+
+def test_errors_of_ratios_are_those_of_a_bootstrap_over_instances() -> None:
+    """Instances of other lengths and other bytes per token: neither error is that of a plain mean."""
+    rng = np.random.default_rng(0)
+    predicted = rng.integers(5, 60, size=300)
+    size = predicted * rng.integers(1, 7, size=300)
+    losses = size * rng.gamma(4, 0.5, size=300)
+    found = PerplexityResult(losses=tuple(losses), predicted=tuple(predicted), bytes=tuple(size))
+    drawn = rng.integers(0, 300, size=(4000, 300))
+    per_token = losses[drawn].sum(axis=1) / predicted[drawn].sum(axis=1)
+    per_byte = losses[drawn].sum(axis=1) / size[drawn].sum(axis=1) / math.log(2)
+    assert found.stderr == pytest.approx(per_token.std(), rel=0.06)
+    assert found.bits_per_byte_stderr == pytest.approx(per_byte.std(), rel=0.06)
+    assert found.bits_per_byte is not None and found.stderr is not None
+    # That the bytes per token differ is seen: scaling the error of the cross-entropy would not be enough.
+    assert abs(found.stderr * found.bits_per_byte / found.cross_entropy / per_byte.std() - 1) > 0.25
+
+
+def test_a_loss_that_has_no_perplexity_is_told() -> None:
+    found = PerplexityResult(losses=(9000.0,), predicted=(11,), bytes=None)
+    with pytest.raises(WorkError, match="818.2 nats has no perplexity"):
+        _ = found.perplexity
+
+
+def test_the_version_changes_with_every_file(tmp_path: Path) -> None:
+    def version(last: int) -> str:
+        paths = []
+        for number in range(6):
+            paths.append(str(tmp_path / f"{number}.bin"))
+            np.full(64, last if number == 5 else number, dtype=np.uint16).tofile(paths[-1])
+        token_set = TokenSet(name="set", paths=tuple(paths), dtype="uint16")
+        return open_token_set(token_set, sequence_length=32, vocab_size=VOCABULARY)[1]
+
+    assert version(6) != version(7)
 
 
 def test_a_loss_that_is_not_finite_names_the_instance() -> None:

@@ -71,6 +71,27 @@ def test_a_second_call_fetches_nothing_and_a_damaged_file_is_fetched_again(
     assert prepared_file(target, FILES[0].name).read_text() == f"content of {FILES[0].name}"
 
 
+@pytest.mark.parametrize("torn", ["[1, 2]", '{"wikitext_103.npy": 7}', '{"wikitext_103.npy": {"url": "x"}}', "{"])
+def test_a_manifest_that_is_none_is_made_again(torn: str, mirror: tuple[str, Path], tmp_path: Path) -> None:
+    url, _ = mirror
+    target = tmp_path / "prepared"
+    target.mkdir()
+    (target / "wikitext_103.npy").write_text("of nobody knows where")
+    (target / "manifest.json").write_text(torn)
+    assert prepared_file(target, "wikitext_103.npy").is_file()
+    assert prepare(target, mirror=url) == [] and len(Handler.asked) == len(FILES)
+
+
+def test_a_file_of_the_right_size_and_other_content_is_fetched_again(mirror: tuple[str, Path], tmp_path: Path) -> None:
+    url, _ = mirror
+    target = tmp_path / "prepared"
+    prepare(target, mirror=url)
+    whole = (target / "wikitext_103.npy").read_bytes()
+    (target / "wikitext_103.npy").write_bytes(whole[::-1])
+    prepare(target, mirror=url)
+    assert (target / "wikitext_103.npy").read_bytes() == whole
+
+
 def test_a_file_that_ends_early_is_never_there(mirror: tuple[str, Path], tmp_path: Path) -> None:
     url, folder = mirror
     (folder / "wikitext_103.npy").write_text("cut")
@@ -117,6 +138,8 @@ def test_a_missing_file_is_told_within_seconds_before_torch_is_imported(tmp_path
 
 def test_a_server_that_is_not_there_is_one_line_per_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CONNECT_SECONDS", 2)
+    missing = prepare(tmp_path / "prepared", mirror="http://")
+    assert len(missing) == len(FILES)
     missing = prepare(tmp_path / "prepared", mirror="http://127.0.0.1:9")
     assert len(missing) == len(FILES) and all("refused" in line for line in missing)
 
