@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shlex
 import shutil
-import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from olmo_ext.launch.local import sweep_lock
 from olmo_ext.launch.plan import Member, busy_runs, members_of, prepare
 from olmo_ext.launch.preflight import Findings, preflight
 from olmo_ext.launch.rule import Placement, node_settings
-from olmo_ext.launch.slurm_command import Submission, sbatch_command, sbatch_runs, shell_line
+from olmo_ext.launch.slurm_command import Submission, sbatch_command, sbatch_runs, shell_line, time_option
 from olmo_ext.launch.slurm_job import record
 from olmo_ext.launch.slurm_limits import (
     Limits,
@@ -33,11 +33,12 @@ from olmo_ext.launch.slurm_limits import (
     unavailable_nodes,
 )
 from olmo_ext.launch.slurm_queue import (
-    SLURM_SECONDS,
-    client_environment,
+    ask_slurm,
     lost_its_comparison,
+    queued_fetch,
     read_queue,
-    record_submission,
+    remember_submission,
+    submit,
     waiting_comparisons,
 )
 from olmo_ext.launch.slurm_site import SHARED_FILES, Site, read_site, slurm_file
@@ -91,7 +92,8 @@ class _Launch:
 
     def newest_folder(self) -> Path:
         """Of the launches so far."""
-        return max(path.parent for path in (self.sweep_directory / LAUNCH_FOLDER).glob("*/command.sbatch"))
+        found = [path.parent for path in (self.sweep_directory / LAUNCH_FOLDER).glob("*/command.sbatch")]
+        return max(found, key=lambda folder: int(folder.name))
 
     def runs_command(
         self, folder: Path, chunk: Sequence[Member], *, after: str | None, fetched: str | None
@@ -125,34 +127,22 @@ class _Launch:
             dependency="afterany:" + ":".join(jobs),
         )
 
-    def fetch_command(self, folder: Path) -> list[str]:
+    def fetch_arguments(self) -> list[str]:
+        """Of `olmo-ext`, for what the missing runs read."""
         from olmo_ext.launch.fetch import fetch_arguments
 
-        parts = self.request.fetch_parts
-        assert parts is not None
+        assert self.request.fetch_parts is not None
+        configs = [member.run.config.values for member in self.missing]
+        return fetch_arguments(configs, parts=self.request.fetch_parts, source=self.request.fetch_source)
+
+    def fetch_command(self, folder: Path) -> list[str]:
         return sbatch_command(
-            fetch_arguments(
-                [member.run.config.values for member in self.missing], parts=parts, source=self.request.fetch_source
-            ),
+            self.fetch_arguments(),
             launch_folder=folder,
             job_name=f"{self.sweep.name}-fetch",
             site=self.site,
-            array=parts,
+            array=self.request.fetch_parts,
         )
-
-
-def submit(command: Sequence[str]) -> str:
-    """Run sbatch; the job's id.
-
-    :raises WorkError: with what sbatch said.
-    """
-    answer = subprocess.run(
-        command, capture_output=True, text=True, env=client_environment(), timeout=60, check=False
-    )  # fmt: skip
-    job = answer.stdout.strip().partition(";")[0]
-    if answer.returncode or not job.isdigit():
-        raise WorkError(f"sbatch: {' '.join(answer.stderr.split()) or answer.returncode}")
-    return job
 
 
 def _environment_file() -> str:
@@ -210,6 +200,8 @@ def launch_slurm(
         raise InputError(
             f"{placement.gpus_per_node} GPUs a node", where="--gpus", right=f"at most {node.gpus_per_node}"
         )
+    time_limit = time_option(request.time_limit) if request.time_limit is not None else None
+    request = dataclasses.replace(request, time_limit=time_limit)
     sweep = load_sweep(sweep_file, overrides, rule=lambda config: node_settings(config, placement))
     sweep_directory = (runs_directory / sweep.name).absolute()
     members = members_of(sweep, runs_directory.absolute())
@@ -233,7 +225,7 @@ def launch_slurm(
         and (bool(missing) or (bool(busy) and lost_its_comparison(sweep_directory, queue or {}))),
     )
     if request.fetch_parts and launch.missing:
-        launch.fetch_command(sweep_directory)  # refuses what cannot be fetched
+        launch.fetch_arguments()  # refuses what cannot be fetched
     findings = preflight(
         sweep,
         [member.run for member in launch.missing],
@@ -243,7 +235,7 @@ def launch_slurm(
     )
     if has_slurm and launch.missing:
         _check_with_slurm(launch, script, findings)
-    _tell(launch, members, findings, has_slurm=has_slurm)
+    _tell(launch, members, findings, queue=queue)
     if dry_run:
         _show_commands(launch)
         for text in findings.errors:
@@ -263,8 +255,15 @@ def launch_slurm(
 
 
 def _refuse_queued_meanwhile(launch: _Launch) -> None:
-    """Two launches at the same time both find the same runs missing; the second finds it out under the lock."""
-    queued = busy_runs(launch.missing, launch.sweep_directory, read_queue())
+    """Two launches at the same time both find the same runs missing; the second finds it out under the lock.
+
+    :raises InputError: if a run was queued meanwhile.
+    :raises WorkError: if Slurm does not answer: then nothing is queued.
+    """
+    queue = read_queue()
+    if queue is None:
+        raise WorkError("squeue no longer answers: what another launch has queued meanwhile cannot be seen")
+    queued = busy_runs(launch.missing, launch.sweep_directory, queue)
     for name, job in queued.items():
         raise InputError(
             f"run {name!r} has just been queued as {job} by another launch",
@@ -290,6 +289,8 @@ def _check_with_slurm(launch: _Launch, script: Path, findings: Findings) -> None
             findings.add_error(whose + problem)
         elif refusal := test_submission(command):
             away = unavailable_nodes(partition) if refusal.of_nodes else []
+            if refusal.of_nodes and not away and test_submission(command) is None:
+                continue  # a node that was away for the first question has come back
             if away:
                 waits = ", ".join(away[:3]) + (f" and {len(away) - 3} more" if len(away) > 3 else "")
                 findings.add_warning(f"{whose}no node that is up fits ({refusal.text}); it will wait for {waits}")
@@ -298,13 +299,17 @@ def _check_with_slurm(launch: _Launch, script: Path, findings: Findings) -> None
                 findings.add_error(f"{whose}sbatch would refuse: {refusal.text}{where if refusal.of_nodes else ''}")
 
 
-def _tell(launch: _Launch, members: Sequence[Member], findings: Findings, *, has_slurm: bool) -> None:
+def _tell(launch: _Launch, members: Sequence[Member], findings: Findings, *, queue: Mapping[str, str] | None) -> None:
     busy = launch.busy
     missing = {member.run.name for member in launch.missing}
     click.echo(f"{len(members)} runs of {launch.sweep.name}, each on {launch.placement}:")
     for member in members:
         name = member.run.name
-        what = "to be queued" if name in missing else f"in the queue as {busy[name]}" if name in busy else "done"
+        what = "to be queued" if name in missing else "done"
+        if name in busy:
+            ends = (queue or {}).get(busy[name]) == "COMPLETING"
+            again = ", which is ending: launch again when it has gone, if the run is not done"
+            what = f"in the queue as {busy[name]}{again if ends else ''}"
         click.echo(f"  {name}: {what}")
     for text, groups in findings.settings.items():
         click.echo(f"{'all' if len(findings.settings) == 1 else ', '.join(groups)}: {text}")
@@ -314,7 +319,12 @@ def _tell(launch: _Launch, members: Sequence[Member], findings: Findings, *, has
         click.echo(f"warning: {text}", err=True)
     if launch.site.path is None:
         click.echo("note: no slurm/site.env: partition and account are the cluster's defaults", err=True)
-    if not has_slurm:
+    if launch.site.unused:
+        names = ", ".join(launch.site.unused)
+        click.echo(
+            f"note: {launch.site.path}: `launch` does not use {names}; SBATCH_OPTIONS takes any option", err=True
+        )
+    if queue is None:
         click.echo("note: no Slurm here: partition, limits and array size are not checked", err=True)
 
 
@@ -359,8 +369,13 @@ def _submit_runs(launch: _Launch) -> list[str]:
             record(member.directory, "queued")
     fetched = None
     if launch.request.fetch_parts:
-        fetched = submit(launch.fetch_command(folders[0][0]))
-        record_submission(directory, {"kind": "fetch", "job": fetched})
+        # Two fetches into one folder would refuse each other. One of an earlier launch may wait or run: sbatch took it
+        # and then refused the runs.
+        arguments = launch.fetch_arguments()
+        fetched = queued_fetch(directory, arguments, read_queue() or {})
+        if fetched is None:
+            fetched = submit(launch.fetch_command(folders[0][0]))
+            remember_submission(directory, {"kind": "fetch", "job": fetched, "arguments": arguments})
         click.echo(f"data: job {fetched}, {launch.request.fetch_parts} parts")
     jobs: list[str] = []
     for folder, chunk in folders:
@@ -373,7 +388,7 @@ def _submit_runs(launch: _Launch) -> list[str]:
             ) from None
         jobs.append(job)
         names = [member.run.name for member in chunk]
-        record_submission(directory, {"kind": "runs", "job": job, "runs": names, "folder": folder.name})
+        remember_submission(directory, {"kind": "runs", "job": job, "runs": names, "folder": folder.name})
         click.echo(f"runs: job {job}, {len(chunk)} runs")
     return jobs
 
@@ -391,8 +406,7 @@ def _submit_comparison(launch: _Launch, jobs: Sequence[str]) -> None:
         raise WorkError(
             f"{error} (the runs are queued, the comparison is not; the same command again queues it)"
         ) from None
-    record_submission(directory, {"kind": "compare", "job": job})
+    remember_submission(directory, {"kind": "compare", "job": job})
     if older:
-        command = ["scancel", *older]
-        subprocess.run(command, capture_output=True, timeout=SLURM_SECONDS, env=client_environment(), check=False)
+        ask_slurm(["scancel", *older])
     click.echo(f"comparison: job {job}, writes {directory / 'report.html'}")

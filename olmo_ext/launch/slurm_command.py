@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from olmo_ext.errors import InputError
 from olmo_ext.launch.rule import Placement
-from olmo_ext.launch.slurm_site import Site
+from olmo_ext.launch.slurm_site import OPTION_NAMES, Site
 from olmo_ext.quantities import parse_seconds
 
 MEMORY_SHARE = 0.9
@@ -43,20 +44,21 @@ def time_option(text: str) -> str:
 
     :raises InputError: if it is no duration, or a bare number.
     """
-    if text.strip().replace(".", "").isdigit():
-        raise InputError(f"time limit {text!r} has no unit", where="--time", right="12:00:00, 1-00:00:00, 12h or 45m")
+    right = "12:00:00, 1-00:00:00, 12h or 45m"
     try:
         total = round(parse_seconds(text))
-    except ValueError as error:
-        raise InputError(str(error), where="--time", right="12:00:00, 1-00:00:00, 12h or 45m") from None
-    if total < 60:
-        raise InputError(f"time limit {text!r} is under a minute", where="--time")
+    except (ValueError, OverflowError) as error:
+        raise InputError(str(error), where="--time", right=right) from None
+    if not re.search("[:smhd]", text):
+        raise InputError(f"time limit {text!r} has no unit", where="--time", right=right)
+    if not 60 <= total <= 366 * 86400:
+        raise InputError(f"time limit {text!r} is under a minute or over a year", where="--time", right=right)
     days, rest = divmod(total, 86400)
     return f"{days}-{rest // 3600:02d}:{rest // 60 % 60:02d}:{rest % 60:02d}"
 
 
 def signal_seconds(time_limit: str | None) -> int:
-    """Seconds between the warning and the limit."""
+    """Seconds between the warning and the limit, one that `time_option` takes; None is the script's own limit."""
     if time_limit is None:
         return SIGNAL_SECONDS
     return max(30, min(SIGNAL_SECONDS, round(parse_seconds(time_limit) / 10)))
@@ -71,7 +73,7 @@ def _pattern(path: Path) -> str:
 
 def _common(site: Site, node_type: str | None, *, dependency: str | None) -> list[str]:
     options = []
-    for name in ("account", "qos", "partition", "reservation", "constraint"):
+    for name in OPTION_NAMES:
         if value := site.get(f"SBATCH_{name.upper()}", node_type):
             options.append(f"--{name}={value}")
     if dependency:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import getpass
+import math
 import re
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from olmo_ext.launch.slurm_queue import SLURM_SECONDS, client_environment
-from olmo_ext.quantities import parse_seconds
+from olmo_ext.errors import WorkError
+from olmo_ext.launch.slurm_queue import ask_slurm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,10 +23,8 @@ class Limits:
 
 def _ask(*command: str) -> str | None:
     try:
-        answer = subprocess.run(
-            command, capture_output=True, text=True, timeout=SLURM_SECONDS, env=client_environment(), check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        answer = ask_slurm(command)
+    except WorkError:
         return None
     return answer.stdout if answer.returncode == 0 else None
 
@@ -45,8 +43,24 @@ def read_limits() -> Limits:
     return Limits(array_size=min(sizes))
 
 
+def slurm_seconds(text: str) -> float | None:
+    """Seconds of a time as Slurm writes it, infinite for no limit; None for anything else.
+
+    The forms of sbatch's --time: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S.
+    """
+    if text.lower() in ("infinite", "unlimited"):
+        return math.inf
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
+    if match is None:
+        return None
+    days, first, second, third = (int(part or 0) for part in match.groups())
+    if match[1] is not None:
+        return ((days * 24 + first) * 60 + second) * 60 + third
+    return float(first * 60 + second if match[4] is None else (first * 60 + second) * 60 + third)
+
+
 def limit_of(script: Path, options: Sequence[str], time_limit: str | None) -> str | None:
-    """The time limit that a job will have; None where a further option for sbatch sets it."""
+    """The time limit that a job will have, as Slurm writes it; None where a further option for sbatch sets it."""
     if any(word.startswith(("--time", "-t")) for word in options):
         return None
     match = re.search(r"^#SBATCH --time=(\S+)", script.read_text(), re.MULTILINE)
@@ -54,7 +68,11 @@ def limit_of(script: Path, options: Sequence[str], time_limit: str | None) -> st
 
 
 def check_partition(partition: str | None, time_limit: str | None) -> str | None:
-    """Whether a partition exists, is up, and lets a job run that long; a problem in one line, or None."""
+    """Whether a partition exists, is up, and lets a job run that long; a problem in one line, or None.
+
+    :param partition: one, or several with commas; the cluster's default where None.
+    :param time_limit: as Slurm writes it; None where it is not known.
+    """
     listing = _ask("sinfo", "--noheader", "--format=%P|%a|%l")
     if listing is None:
         return None
@@ -71,7 +89,8 @@ def check_partition(partition: str | None, time_limit: str | None) -> str | None
         available, longest, _ = rows[name]
         if available != "up":
             return f"partition {name!r} is {available}"
-        if time_limit and longest not in ("infinite", "n/a") and parse_seconds(time_limit) > parse_seconds(longest):
+        asked, allowed = slurm_seconds(time_limit or ""), slurm_seconds(longest)
+        if asked is not None and allowed is not None and asked > allowed:
             return f"partition {name!r} allows {longest}, the time limit is {time_limit}; give a shorter --time"
     return None
 
@@ -106,10 +125,8 @@ def test_submission(command: Sequence[str]) -> Refusal | None:
     """Ask sbatch whether it would take a job, without submitting it; None where it would, or does not answer."""
     asked = [command[0], "--test-only", *[word for word in command[1:] if word != "--parsable"]]
     try:
-        answer = subprocess.run(
-            asked, capture_output=True, text=True, timeout=SLURM_SECONDS, env=client_environment(), check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        answer = ask_slurm(asked)
+    except WorkError:
         return None
     if answer.returncode == 0:
         return None

@@ -6,11 +6,11 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from olmo_ext.errors import InputError
+from olmo_ext.errors import InputError, WorkError
 from olmo_ext.files import append_line
 
 JOBS_FILE = "slurm-jobs.jsonl"
@@ -18,6 +18,8 @@ JOBS_FILE = "slurm-jobs.jsonl"
 
 SLURM_SECONDS = 20.0
 """Clients hang for 15 s where the controller is down."""
+
+SBATCH_SECONDS = 60.0
 
 FOREIGN = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SINFO_", "SCANCEL_", "SCONTROL_")
 
@@ -30,6 +32,22 @@ def client_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name == "SLURM_CONF" or not name.startswith(FOREIGN)}
 
 
+def ask_slurm(command: Sequence[str], *, seconds: float = SLURM_SECONDS) -> subprocess.CompletedProcess[str]:
+    """Run one of Slurm's commands in `client_environment`.
+
+    :param seconds: how long it may take.
+    :raises WorkError: if it is not there, cannot be started, or does not answer in time.
+    """
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=seconds, env=client_environment(), check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise WorkError(f"{command[0]} has not answered for {seconds:.0f} s") from None
+    except OSError as error:
+        raise WorkError(f"{command[0]} cannot be started: {error.strerror}") from None
+
+
 def _squeue(field: str, *more: str) -> dict[str, str] | None:
     """Job, or `ARRAY_TASK` for an element, -> a field of it; None without a working Slurm."""
     if shutil.which("squeue") is None:
@@ -37,10 +55,8 @@ def _squeue(field: str, *more: str) -> dict[str, str] | None:
     # --all: also partitions that are hidden from listings.
     command = ["squeue", "--all", "--noheader", "--array", f"--format=%i {field}", *more]
     try:
-        answer = subprocess.run(
-            command, capture_output=True, text=True, timeout=SLURM_SECONDS, env=client_environment(), check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        answer = ask_slurm(command)
+    except WorkError:
         return None
     if answer.returncode:
         return None
@@ -61,6 +77,33 @@ def read_reasons() -> dict[str, str]:
 def record_submission(sweep_directory: Path, entry: dict[str, Any]) -> None:
     """Remember a job; written at once, so that a launch that dies half-way does not submit twice."""
     append_line(sweep_directory / JOBS_FILE, json.dumps(entry))
+
+
+def submit(command: Sequence[str]) -> str:
+    """Run sbatch; the job's id.
+
+    :raises WorkError: with what sbatch said, or that it said nothing: then it may have queued the job all the same.
+    """
+    try:
+        answer = ask_slurm(command, seconds=SBATCH_SECONDS)
+    except WorkError as error:
+        raise WorkError(f"{error}; look with squeue, and scancel a job of this sweep that `status` lacks") from None
+    job = answer.stdout.strip().partition(";")[0]
+    if answer.returncode or not job.isdigit():
+        raise WorkError(f"sbatch: {' '.join(answer.stderr.split()) or answer.returncode}")
+    return job
+
+
+def remember_submission(sweep_directory: Path, entry: dict[str, Any]) -> None:
+    """Record a job that sbatch has just queued; one that is not recorded would be queued again by the next launch.
+
+    :raises OSError: if the record cannot be written: the job has been cancelled.
+    """
+    try:
+        record_submission(sweep_directory, entry)
+    except OSError:
+        ask_slurm(["scancel", entry["job"]])
+        raise
 
 
 def read_entries(path: Path) -> list[dict[str, Any]]:
@@ -98,6 +141,15 @@ def submitted_jobs(sweep_directory: Path) -> dict[str, str]:
             for index, name in enumerate(entry.get("runs", [])):
                 jobs[name] = f"{entry['job']}_{index}"
     return jobs
+
+
+def queued_fetch(sweep_directory: Path, arguments: Sequence[str], queue: Mapping[str, str]) -> str | None:
+    """The job of an earlier launch that fetches the same data and has not ended; None if there is none."""
+    alive = {job.partition("_")[0] for job in queue}
+    for entry in reversed(read_submissions(sweep_directory)):
+        if entry.get("kind") == "fetch" and entry.get("arguments") == list(arguments) and entry["job"] in alive:
+            return entry["job"]
+    return None
 
 
 def waiting_comparisons(sweep_directory: Path, queue: Mapping[str, str]) -> list[str]:

@@ -13,7 +13,11 @@ from olmo_ext.errors import InputError
 USER_FOLDER = Path("slurm")
 SITE_FILE = "site.env"
 SHARED_FILES = ("job.sh", "command.sbatch")
-READ_NAMES = ("SBATCH_ACCOUNT", "SBATCH_QOS", "SBATCH_PARTITION", "SBATCH_RESERVATION", "SBATCH_CONSTRAINT", "PYTHON")
+OPTION_NAMES = ("account", "qos", "partition", "reservation", "constraint")
+"""sbatch's options that have a line of their own, `SBATCH_<NAME>`."""
+
+READ_NAMES = (*(f"SBATCH_{name.upper()}" for name in OPTION_NAMES), "SBATCH_OPTIONS", "GPU_TYPE")
+"""What `launch` reads, each also as `NAME_<NODE TYPE>`."""
 
 
 def slurm_file(name: str, *, folder: Path | None = None) -> Path:
@@ -38,6 +42,8 @@ class Site:
 
     path: Path | None
     values: dict[str, str] = field(default_factory=dict)
+    unused: tuple[str, ...] = ()
+    """Names that look as if `launch` took them: sbatch's own beside ours, or misspelt."""
 
     def get(self, name: str, node_type: str | None = None) -> str | None:
         """A setting; `NAME_<NODE TYPE>` wins over `NAME`, also where it is empty."""
@@ -50,7 +56,7 @@ class Site:
 
 
 def _is_read(name: str) -> bool:
-    return name.startswith(("SBATCH_", "GPU_TYPE")) or name in READ_NAMES
+    return name in READ_NAMES or name.startswith(tuple(f"{known}_" for known in READ_NAMES))
 
 
 def read_site(path: Path | None = None) -> Site:
@@ -63,18 +69,26 @@ def read_site(path: Path | None = None) -> Site:
     path = USER_FOLDER / SITE_FILE if path is None else path
     if not path.is_file():
         return Site(path=None)
-    values = {}
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    values, unused = {}, []
+    try:
+        lines = path.read_text().splitlines()
+    except UnicodeDecodeError as error:
+        raise InputError(f"is no text ({error.reason})", where=str(path), right="NAME=value lines") from None
+    for number, line in enumerate(lines, start=1):
         match = re.fullmatch(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)", line)
-        if not match or not _is_read(match[1]):
+        if not match:
+            continue
+        if not _is_read(match[1]):
+            if match[1].startswith(("SBATCH_", "GPU_TYPE")):
+                unused.append(match[1])
             continue
         try:
             words = shlex.split(match[2], comments=True)
         except ValueError as error:
-            raise InputError(f"{match[1]}: {error}", where=f"{path}:{number}") from None
+            raise InputError(f"{match[1]}: {error}", where=f"{path}:{number}", right="one quoted value") from None
         if len(words) > 1 or "$" in match[2] or "`" in match[2]:
             raise InputError(
                 f"{match[1]} is read without a shell", where=f"{path}:{number}", right="one quoted value, no $"
             )
         values[match[1]] = words[0] if words else ""
-    return Site(path=path, values=values)
+    return Site(path=path, values=values, unused=tuple(unused))
