@@ -172,8 +172,9 @@ def set_key(tree: dict[str, Any], dotted: str, value: Any, *, where: str) -> Non
         last = depth == len(parts) - 1
         path = ".".join(parts[: depth + 1])
         if isinstance(node, list):
-            if not part.isdigit() or int(part) >= len(node):
-                raise InputError(f"no element {part!r} in a list of {len(node)}", where=f"{where}, {path}")
+            if not part.isdecimal() or int(part) >= len(node):
+                right = f"0 to {len(node) - 1}" if node else "a list, written as a whole"
+                raise InputError(f"no element {part!r} in a list of {len(node)}", where=f"{where}, {path}", right=right)
             index: Any = int(part)
         elif isinstance(node, dict):
             index = part

@@ -56,6 +56,12 @@ def test_the_file_and_the_command_line_give_the_same_typed_value(small: Path, tm
             }
 
 
+@pytest.mark.parametrize("index", ["5", "²", "x", "-1"])
+def test_an_element_that_a_list_does_not_have_is_named(index: str, small: Path) -> None:
+    with pytest.raises(InputError, match="no element .* in a list of 2; 0 to 1"):
+        load_run_config(small, ["optimizer.betas=[0.9, 0.95]", f"optimizer.betas.{index}=0.8"])
+
+
 def test_extends_merges_deeply_and_later_wins(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(SMALL)
     (tmp_path / "b.yaml").write_text("model: {n_layers: 5}\nseed: 1\n")

@@ -93,7 +93,7 @@ def check_budget(
 
 
 def printed_interval(stated: object, *, where: str | None = None) -> tuple[Decimal, Decimal]:
-    """What rounds to a printed count: `28.31M` is 28,305,000 to 28,315,000.
+    """What rounds to a printed count: `28.31M` (or `2.831e7`) is 28,305,000 to 28,315,000.
 
     :raises InputError: for text that is no number.
     """
@@ -103,8 +103,9 @@ def printed_interval(stated: object, *, where: str | None = None) -> tuple[Decim
     except ValueError as error:
         raise InputError(str(error), where=where, right="a count as printed, as in 28.31M") from None
     suffix = text[-1] if text[-1:] in SUFFIXES and text[-1:] else ""
-    digits = text[: len(text) - len(suffix)].partition("e")[0].partition(".")[2]
-    half = Decimal(5).scaleb(SUFFIXES[suffix] - len(digits.strip()) - 1)
+    mantissa, _, exponent = text[: len(text) - len(suffix)].strip().lower().partition("e")
+    digits = mantissa.partition(".")[2].replace("_", "")
+    half = Decimal(5).scaleb(SUFFIXES[suffix] + int(exponent or 0) - len(digits) - 1)
     return value - half, value + half
 
 

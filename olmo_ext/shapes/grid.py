@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 import olmo_ext.blocks  # noqa: F401  (registers the built-in types)
-from olmo_ext.blocks.registry import ATTENTION_TYPES, FFN_TYPES
+from olmo_ext.blocks.registry import ATTENTION_TYPES, FFN_TYPES, FFNType
 from olmo_ext.errors import InputError
 from olmo_ext.shapes.problem import Interval, Problem, attention_spec, ffn_spec, layer_widths
 
@@ -59,21 +60,36 @@ def _head_choices(problem: Problem, d_model: int) -> list[tuple[int, int]]:
     return [(d_model // dim, dim) for dim in (several or dividing or even)[:1]]
 
 
-def _ffn_line(problem: Problem, d_model: int) -> tuple[int, int]:
-    """Weights of one sub-MLP as (constant, per unit of d_ff).
+def _line(kind: FFNType, size: Callable[[int], int]) -> tuple[int, int]:
+    """A size that depends on d_ff as (constant, per unit of d_ff).
 
-    :raises InputError: for a type whose weights are not linear in d_ff.
+    :raises InputError: if it is not linear in d_ff.
     """
-    kind = FFN_TYPES.get(problem.ffn_type)
-    low, high, far = (
-        sum(rows * columns for rows, columns in kind.matrices(d_model, d_ff, ffn_spec(problem, (d_ff,))))
-        for d_ff in (128, 256, 1024)
-    )
+    low, high, far = (size(d_ff) for d_ff in (128, 256, 1024))
     slope = (high - low) // 128
     constant = low - 128 * slope
-    if slope <= 0 or constant + 1024 * slope != far:
+    if slope < 0 or constant + 1024 * slope != far:
         raise InputError(f"FFN type {kind.name!r} does not grow linearly with d_ff", right="solve cannot search it")
     return constant, slope
+
+
+def _ffn_lines(problem: Problem, d_model: int) -> tuple[int, int, int, int]:
+    """Weights of one sub-MLP, then its parameters beside matrices, each as (constant, per unit of d_ff).
+
+    :raises InputError: for a type whose weights do not grow linearly with d_ff.
+    """
+    kind = FFN_TYPES.get(problem.ffn_type)
+
+    def weights(d_ff: int) -> int:
+        return sum(rows * columns for rows, columns in kind.matrices(d_model, d_ff, ffn_spec(problem, (d_ff,))))
+
+    def vectors(d_ff: int) -> int:
+        return kind.vector_parameters(d_model, d_ff, ffn_spec(problem, (d_ff,)))
+
+    constant, slope = _line(kind, weights)
+    if slope == 0:
+        raise InputError(f"FFN type {kind.name!r} does not grow with d_ff", right="solve cannot search it")
+    return constant, slope, *_line(kind, vectors)
 
 
 def make_grid(problem: Problem) -> Grid:
@@ -81,7 +97,7 @@ def make_grid(problem: Problem) -> Grid:
     mixer_type = ATTENTION_TYPES.get(problem.attention_type)
     rows: list[tuple[int, ...]] = []
     for d_model in problem.d_model:
-        constant, slope = _ffn_line(problem, d_model)
+        ffn = _ffn_lines(problem, d_model)
         for heads, head_dim in _head_choices(problem, d_model):
             if heads < 1 or head_dim % 2 or (problem.kv_heads and heads % problem.kv_heads):
                 continue
@@ -93,8 +109,8 @@ def make_grid(problem: Problem) -> Grid:
             qk = mixer_type.qk_norm_features(spec) if problem.qk_norm else 0
             qk += mixer_type.norm_features(d_model, spec) + mixer_type.vector_parameters(d_model, spec)
             qk += mixer_type.bias_parameters(d_model, spec, include_bias=False)
-            rows.append((d_model, heads, head_dim, weights, int(mixing), qk, constant, slope))
-    per_width = np.array(rows, dtype=np.int64).reshape(len(rows), 8)
+            rows.append((d_model, heads, head_dim, weights, int(mixing), qk, *ffn))
+    per_width = np.array(rows, dtype=np.int64).reshape(len(rows), 10)
     layers = np.array(problem.layers, dtype=np.int64)
     sub_mlps = np.array(problem.num_sub_mlps, dtype=np.int64)
     if len(rows) * len(layers) * len(sub_mlps) > MAX_POINTS:
@@ -104,7 +120,7 @@ def make_grid(problem: Problem) -> Grid:
         )
     i, j, k = (index.ravel() for index in np.meshgrid(*(np.arange(n) for n in (len(rows), len(layers), len(sub_mlps)))))
     columns = per_width[i]
-    d_model, heads, head_dim, weights, mixing, qk, constant, slope = columns.T
+    d_model, heads, head_dim, weights, mixing, qk, constant, slope, beside, beside_slope = columns.T
     count, repeats = layers[j], sub_mlps[k]
     attention = count * weights
     ffn_base, ffn_slope = count * repeats * constant, count * repeats * slope
@@ -112,7 +128,8 @@ def make_grid(problem: Problem) -> Grid:
     base, per_unit = attention + ffn_base, ffn_slope
     if problem.quantity == "total":
         norms = count * ((1 + repeats) * d_model + qk) + d_model
-        base = base + head * (1 if problem.weight_tying else 2) + norms
+        base = base + head * (1 if problem.weight_tying else 2) + norms + count * repeats * beside
+        per_unit = per_unit + count * repeats * beside_slope
     elif problem.quantity == "training_flops_per_token":
         base, per_unit = 6 * (base + head) + 3 * count * mixing, 6 * ffn_slope
     return Grid(

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from olmo_ext.errors import InputError
 from olmo_ext.shapes.counts import LayerCounts, ShapeCounts, count_layers
 from olmo_ext.shapes.model import ModelShape
 
@@ -68,20 +69,32 @@ class StepSettings:
     def of(
         cls, values: Mapping[str, Any], *, strategy: str | None, checkpointing: str | None, num_devices: int, nodes: int
     ) -> StepSettings:
-        """As a resolved config has it, on that many devices of that many nodes."""
+        """As a resolved config has it, on that many devices of that many nodes.
+
+        :raises InputError: for hybrid sharding whose copies of the model do not divide the devices.
+        """
         fsdp = values["fsdp"] or {}
+        sharding = fsdp.get("sharding_strategy", "FULL_SHARD")
+        replicas = fsdp.get("hybrid_sharding_num_model_replicas") or nodes
+        if strategy == "fsdp" and "HYBRID" in sharding and num_devices % replicas:
+            raise InputError(
+                f"{replicas} copies of the model on {num_devices} devices",
+                where="fsdp.hybrid_sharding_num_model_replicas",
+                right="a divisor of the number of devices",
+            )
         return cls(
             precision=values["precision"],
             strategy=strategy,
             num_devices=num_devices,
             checkpointing=checkpointing,
             z_loss=bool(values["softmax_auxiliary_loss"]),
-            sharding=fsdp.get("sharding_strategy", "FULL_SHARD"),
-            replicas=fsdp.get("hybrid_sharding_num_model_replicas") or nodes,
+            sharding=sharding,
+            replicas=replicas,
         )
 
     @property
     def num_shards(self) -> int:
+        """Devices that share one copy of weights, gradients and moments."""
         if self.strategy != "fsdp" or self.sharding == "NO_SHARD":
             return 1
         return self.num_devices // self.replicas if "HYBRID" in self.sharding else self.num_devices

@@ -214,8 +214,9 @@ def summary(plans: Sequence[RunPlan]) -> list[str]:
             f"{'-' if plan.length is None else format_count(plan.length.tokens):>8}"
         )
     costs = [plan.config.counts.training_flops_per_token for plan in plans]
-    targets = {(b.quantity, b.target) if (b := plan.config.budget) else None for plan in plans}
-    if len(targets) == 1 and max(costs) > 1.02 * min(costs):
+    targets = {(b.quantity, b.target) if (b := plan.config.budget) else ("none", 0) for plan in plans}
+    equal = len(targets) == 1 and next(iter(targets))[0] in ("non_embedding", "total")
+    if equal and max(costs) > 1.02 * min(costs):
         lines.append(
             f"A token costs up to {max(costs) / min(costs):.2f} x as much in one run as in another: equal parameters "
             "are not equal FLOPs."
@@ -262,6 +263,8 @@ def plan(
         raise InputError("no config named", right="olmo-ext plan CONFIG|SWEEP|FOLDER... [key=value ...]")
     hardware = load_hardware()
     given: tuple[float, str] | None = None
+    if mfu_text is not None and mfu_from is not None:
+        raise InputError("both --mfu and --mfu-from", right="one of them")
     if mfu_text is not None:
         try:
             given = parse_fraction(mfu_text), "as given"
@@ -276,6 +279,12 @@ def plan(
         name = node_name or config.values["node"]
         node = None if name is None else hardware.node(name, where="--node" if node_name else "node")
         count = gpus or (node.gpus_per_node if node else 1)
+        if given is not None and node is None:
+            raise InputError(
+                "a share of a peak that is not known",
+                where="--mfu" if mfu_text else "--mfu-from",
+                right="--node NAME",
+            )
         mfu, source = given or ((node.mfu, node.mfu_source) if node else (None, ""))
         return Machine(node=node, num_gpus=count, mfu=mfu, mfu_source=source)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -120,15 +121,8 @@ def infeasible(found: Sequence[Obstacle]) -> InputError:
     )
 
 
-def _header(target: Path) -> str:
-    command = " ".join(["olmo-ext", *map(_quoted, sys.argv[1:])])
-    return f"# Shape from: {command}\n" if target.name else ""
-
-
-def _quoted(text: str) -> str:
-    import shlex
-
-    return shlex.quote(text)
+def _header() -> str:
+    return f"# Shape from: {shlex.join(['olmo-ext', *sys.argv[1:]])}\n"
 
 
 def _relative(base: Path, folder: Path) -> str:
@@ -256,5 +250,5 @@ def _write(path: Path, text: str) -> None:
     if path.exists():
         raise InputError("exists", where=str(path), right="another name: nothing is overwritten")
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, _header(path) + text)
+    write_atomically(path, _header() + text)
     click.echo(f"wrote {path}", err=True)

@@ -9,6 +9,7 @@ from typing import Any
 from olmo_ext.errors import InputError
 from olmo_ext.quantities import parse_count, parse_fraction, parse_number
 from olmo_ext.shapes.budget import printed_interval
+from olmo_ext.shapes.model import ModelShape
 from olmo_ext.shapes.problem import Interval, Problem
 from olmo_ext.shapes.resolve import read_taper
 from olmo_ext.shapes.taper import Taper
@@ -49,6 +50,7 @@ def whole_numbers(text: str, *, option: str, step: int = 1) -> tuple[int, ...]:
 def interval(text: str, *, option: str, share: bool = False) -> Interval:
     """`0.4`, `40%`, or `0.4..0.8`.
 
+    :param share: of a whole: above 0 and at most 1, a percentage or not.
     :raises InputError: naming the option.
     """
     parse = parse_fraction if share else lambda value: float(parse_number(value))
@@ -59,6 +61,8 @@ def interval(text: str, *, option: str, share: bool = False) -> Interval:
         raise InputError(str(error), where=option, right="a number, or a range as 0.4..0.8") from None
     if not 0 <= pair[0] <= pair[1]:
         raise InputError(f"{text!r} is no range", where=option, right="the smaller number first")
+    if share and not 0 < pair[1] <= 1:
+        raise InputError(f"{text!r} is no share", where=option, right="above 0 and at most 1 (100%)")
     return pair
 
 
@@ -119,6 +123,8 @@ def _budget(options: Mapping[str, Any]) -> dict[str, Any]:
             raise InputError(f"both --like and {QUANTITIES[given[0]]}", right="one budget")
         config = load_run_config(Path(options["like"]), check_budget_too=False)
         shape = config.shape
+        if config.budget is not None and config.budget.quantity == "total":
+            _refuse_uncounted(shape, where=str(options["like"]))
         its_own = {
             "embedding_size": shape.embedding_size,
             "max_sequence_length": shape.max_sequence_length,
@@ -140,6 +146,28 @@ def _budget(options: Mapping[str, Any]) -> dict[str, Any]:
         raise InputError(f"{target} is not positive", where=QUANTITIES[given[0]])
     stated = {name: AROUND[name] if value is None else value for name, value in around.items()}
     return {"quantity": given[0], "target": target, **stated}
+
+
+def _refuse_uncounted(shape: ModelShape, *, where: str) -> None:
+    """A total that `solve` would reckon otherwise than the config's own runs are counted.
+
+    :raises InputError: naming the key.
+    """
+    uncounted = {
+        "include_bias": shape.include_bias,
+        "bias_for_layer_norm": shape.bias_for_layer_norm,
+        "layer_norm_with_affine": not shape.layer_norm_with_affine,
+        "attention_layer_norm_with_affine": shape.attention_layer_norm and not shape.attention_layer_norm_with_affine,
+        "embedding_layer_norm": shape.embedding_layer_norm,
+        "rope": shape.positional_embedding,
+    }
+    for key, differs in uncounted.items():
+        if differs:
+            raise InputError(
+                "a budget of all parameters is searched in OLMo-2's form: no biases, affine norms, no position table",
+                where=f"{where}, model.{key}",
+                right="a budget.non_embedding, which these do not change",
+            )
 
 
 def _typed_options(kind: Any, pairs: Sequence[str], *, option: str) -> dict[str, Any]:

@@ -111,6 +111,9 @@ def test_two_budgets_or_none_are_refused():
 def test_printed_counts_hold_for_what_rounds_to_them():
     assert [int(v) for v in printed_interval("28.31M")] == [28_305_000, 28_315_000]
     assert [int(v) for v in printed_interval("45M")] == [44_500_000, 45_500_000]
+    for text in ("2.831e7", "2.831E+7", " 28.31 M", "2_8.31M"):
+        assert [int(v) for v in printed_interval(text)] == [28_305_000, 28_315_000], text
+    assert printed_interval("28,310,000") == printed_interval(28_310_000) == (28_309_999.5, 28_310_000.5)
     with pytest.raises(InputError, match="attention has 28,311,552 weights, which is not 28.4M"):
         counts(
             {"non_embedding": "113.25M", "attention": "28.4M"}, d_model=768, n_heads=12, n_layers=12, ffn={"d_ff": 3072}

@@ -91,6 +91,28 @@ def test_mfu_can_be_given_or_taken_from_a_run(config, tmp_path):
     measured = planned(config, "--node", "b200", "--mfu-from", run)
     assert measured["mfu"] == 0.4 and "median of 3 logged steps" in measured["mfu_source"]
     assert "between 0 and 1" in str(invoke(config, "--mfu", "140%").exception)
+    assert "--mfu: a share of a peak that is not known; --node" in str(invoke(config, "--mfu", "40%").exception)
+    assert "--mfu-from: a share of a peak" in str(invoke(config, "--mfu-from", run).exception)
+    both = invoke(config, "--node", "b200", "--mfu", "40%", "--mfu-from", run)
+    assert "both --mfu and --mfu-from" in str(both.exception)
+
+
+def test_unequal_costs_are_a_remark_on_equal_parameters_only(config, tmp_path):
+    other = tmp_path / "two.yaml"
+    remark = "equal parameters are not equal FLOPs"
+    # Twice the sequence: the same parameters, and attention costs more.
+    other.write_text(CONFIG.replace("max_sequence_length: 64", "max_sequence_length: 512"))
+    assert remark in invoke(config, other).output
+    config.write_text(CONFIG.replace("budget: {non_embedding: 1048576}", ""))
+    other.write_text(CONFIG.replace("budget: {non_embedding: 1048576}", "").replace("d_ff: 512", "d_ff: 768"))
+    assert invoke(config, other).exit_code == 0 and remark not in invoke(config, other).output
+
+
+def test_copies_of_hybrid_sharding_have_to_divide_the_devices(config):
+    hybrid = ("distributed_strategy=fsdp", "fsdp.sharding_strategy=HYBRID_SHARD")
+    found = invoke(config, *hybrid, "fsdp.hybrid_sharding_num_model_replicas=8", "--gpus", "4", "--node", "b200")
+    assert "8 copies of the model on 4 devices; a divisor" in str(found.exception)
+    assert planned(config, *hybrid, "fsdp.hybrid_sharding_num_model_replicas=2", "--gpus", "4")["memory"]
 
 
 def test_micro_batch_that_fits_falls_with_memory_and_rises_with_checkpointing():

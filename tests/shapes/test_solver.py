@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -188,6 +189,8 @@ def test_infeasible_is_one_line_with_exit_code_2():
         (["--non-embedding", "1M", "--layers", "4..2"], "--layers"),
         (["--non-embedding", "1M", "--head-dim", "43"], "--head-dim"),
         (["--non-embedding", "1M", "--ratio", "0.8..0.4"], "--ratio"),
+        (["--non-embedding", "1M", "--attention-share", "0"], "--attention-share: '0' is no share"),
+        (["--non-embedding", "1M", "--attention-share", "30%..130%"], "--attention-share"),
         (["--non-embedding", "1M", "--taper", "cosin:1.5:0.5"], "--taper"),
         (["--non-embedding", "1M", "--attention-type", "sofmax"], "did you mean 'softmax'"),
         (["--non-embedding", "1M", "--attention-option", "gates=x"], "--attention-option"),
@@ -262,6 +265,37 @@ def test_a_budget_can_be_that_of_a_config(tmp_path):
     path.write_text(text)
     result = invoke("--like", str(path), "--layers", "4", "--d-model", "128", "--json", "--embedding-size", "512")
     assert json.loads(result.output)["solutions"][0]["d_ff"] == 512
+
+
+@pytest.mark.parametrize("key", ["include_bias", "embedding_layer_norm"])
+def test_a_total_that_would_be_reckoned_otherwise_than_the_configs_is_refused(key, tmp_path):
+    path = tmp_path / "one.yaml"
+    body = "{rope: true, d_model: 128, n_layers: 4, n_heads: 4, ffn: {d_ff: 512}, "
+    text = BASE.replace("{rope: true, ", body)
+    text = text.replace("include_bias: false", "include_bias: false, embedding_layer_norm: false")
+    text = text.replace(f"{key}: false", f"{key}: true")
+    path.write_text(text + "budget: {total: 1M, tolerance: 1}\n")
+    result = invoke("--like", str(path), "--layers", "4", "--d-model", "128")
+    assert f"model.{key}: a budget of all parameters" in str(result.exception)
+    path.write_text(text)
+    assert invoke("--like", str(path), "--layers", "4", "--d-model", "128").exit_code == 0
+
+
+def test_parameters_beside_matrices_of_a_type_of_ones_own_count_in_a_total():
+    from olmo_ext.blocks.conventional import MLPType
+    from olmo_ext.blocks.registry import FFN_TYPES
+
+    class Scaled(MLPType):
+        name = "test-scaled"
+
+        def vector_parameters(self, d_model, d_ff, spec):
+            return 7 * d_ff + d_model
+
+    FFN_TYPES.add(Scaled)
+    asked = problem(quantity="total", target=M, tolerance=0.05, layers=(3, 4), d_model=(64, 128), num_sub_mlps=(1, 2))
+    asked = replace(asked, ffn_type="test-scaled", embedding_size=512)
+    found = search(asked).solutions
+    assert len(found) > 5 and all(item.actual == count(shape_of(asked, item)).total for item in found)
 
 
 def test_a_type_of_ones_own_is_searched_by_its_own_matrices():
