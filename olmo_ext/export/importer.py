@@ -35,13 +35,15 @@ class Imported:
 def read_weights(folder: Path) -> dict[str, Any]:
     """The tensors of `model.safetensors` or of the shards in its index.
 
-    :raises InputError: if there is neither, or a shard is missing.
+    :raises InputError: if there is neither, a shard is missing, or one of the files is torn.
     """
-    from safetensors.torch import load_file
-
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        try:
+            files = sorted({str(file) for file in json.loads(index.read_text())["weight_map"].values()})
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            what = f"no index of shards ({type(error).__name__}: {error})"
+            raise InputError(what, where=str(index), right="`weight_map`: tensor name -> file") from None
     elif (folder / "model.safetensors").is_file():
         files = ["model.safetensors"]
     else:
@@ -50,11 +52,25 @@ def read_weights(folder: Path) -> dict[str, Any]:
     for file in files:
         if not (folder / file).is_file():
             raise InputError(f"{file} is missing, which the index names", where=str(folder))
-        tensors |= load_file(folder / file)
+        tensors |= _load_safetensors(folder / file)
     return tensors
 
 
-def _hugging_face(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def _load_safetensors(path: Path) -> dict[str, Any]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise InputError(f"not safetensors, or torn ({error})", where=str(path), right="the whole file") from None
+
+
+def read_config(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Values of a run of the model in a Hugging Face folder, and what its config.json holds.
+
+    :raises InputError: if that is no config of a model that we know.
+    """
     config_path = folder / "config.json"
     try:
         config = json.loads(config_path.read_text())
@@ -67,9 +83,13 @@ def _hugging_face(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _olmo_checkpoint(folder: Path) -> dict[str, Any]:
-    raw = yaml.safe_load((folder / "config.yaml").read_text())
+    path = folder / "config.yaml"
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"not YAML ({' '.join(str(error).split())[:100]})", where=str(path)) from None
     if not isinstance(raw, Mapping) or not isinstance(raw.get("model"), Mapping):
-        raise InputError("no model section", where=str(folder / "config.yaml"))
+        raise InputError("no model section", where=str(path), right="the config.yaml that OLMo wrote")
     # A `shape` is what `ShapedModelConfig` adds; the rules it came from stand in a run's own config.
     model = {key: value for key, value in raw["model"].items() if key not in ("shape", "init_device", "precision")}
     kept = {"model": model}
@@ -80,15 +100,17 @@ def _olmo_checkpoint(folder: Path) -> dict[str, Any]:
 
 def _olmo_state(folder: Path) -> dict[str, Any]:
     import torch
-    from safetensors.torch import load_file
 
     if (folder / "model.safetensors").is_file():
-        return load_file(folder / "model.safetensors")
+        return _load_safetensors(folder / "model.safetensors")
     try:
-        return torch.load(folder / "model.pt", map_location="cpu", weights_only=True)
+        state = torch.load(folder / "model.pt", map_location="cpu", weights_only=True)
     except Exception as error:  # noqa: BLE001  (pickle's errors have no common class)
         reason = " ".join(str(error).split())[:100]
         raise InputError(f"holds more than tensors, or is torn ({reason})", where=str(folder / "model.pt")) from None
+    if not isinstance(state, Mapping) or not all(isinstance(tensor, torch.Tensor) for tensor in state.values()):
+        raise InputError("holds no tensors by name", where=str(folder / "model.pt"), right="OLMo's state dict")
+    return dict(state)
 
 
 def import_model(source: Path, target: Path) -> Imported:
@@ -107,7 +129,7 @@ def import_model(source: Path, target: Path) -> Imported:
         raise InputError("exists already", where=str(target), right="name a new run directory")
     config: dict[str, Any] | None = None
     if (source / "config.json").is_file():
-        values, config = _hugging_face(source)
+        values, config = read_config(source)
     elif (source / "config.yaml").is_file() and any((source / name).is_file() for name in UNSHARDED):
         values = _olmo_checkpoint(source)
     else:
@@ -182,7 +204,13 @@ def _copy_tokenizer(source: Path, aside: Path, target: Path, values: dict[str, A
         values["tokenizer"] = {"identifier": str((target / "tokenizer.json").resolve())}
         size = values["model"].get("embedding_size") or values["model"].get("vocab_size", 0)
         values["model"]["embedding_size"] = size
-        if tokenizer.vocab_size <= size:
+        if 0 < size < tokenizer.vocab_size:
+            raise InputError(
+                f"{tokenizer.vocab_size:,} ids, the model has {size:,} rows",
+                where=str(source / "tokenizer.json"),
+                right="the tokenizer that the model was trained with",
+            )
+        if size:
             values["model"]["vocab_size"] = tokenizer.vocab_size
         return tokenizer
     identifier = values.get("tokenizer", {}).get("identifier")

@@ -77,13 +77,18 @@ def _quiet() -> Any:
 
 
 def real_tokens(encode: Callable[[str], list[int]], *, length: int) -> torch.Tensor:
-    """Two rows of text from the standard library's documentation, [2, length]."""
+    """Two rows of text from the standard library's documentation, [2, length].
+
+    :raises WorkError: if the tokenizer makes nothing of it.
+    """
     import argparse
     import json
     import textwrap
 
     text = "\n".join(module.__doc__ or "" for module in (json, argparse, textwrap))
     ids = encode(text)
+    if not ids:
+        raise WorkError("the tokenizer makes no token of English text: there is nothing to compare the models on")
     while len(ids) < 2 * length:
         ids = ids + ids
     return torch.tensor(ids[: 2 * length]).view(2, length)

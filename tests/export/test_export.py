@@ -180,6 +180,14 @@ def test_a_target_that_exists_is_not_touched(make_run, tmp_path):
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["precious"]
 
 
+def test_a_tokenizer_that_makes_nothing_of_text_is_told():
+    from olmo_ext.errors import WorkError
+    from olmo_ext.export.verify import real_tokens
+
+    with pytest.raises(WorkError, match="no token of English text"):
+        real_tokens(lambda text: [], length=8)
+
+
 def test_large_models_are_sharded_with_an_index(exported, tmp_path):
     from safetensors.torch import load_file
 

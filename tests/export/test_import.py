@@ -128,6 +128,16 @@ def break_config(folder, **changes):
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
+def add_token(path, number):
+    """One more token, with an id beyond the embedding."""
+    content = json.loads(path.read_text())
+    added = {"id": number, "content": "<|more|>", "special": True}
+    added |= dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    content["added_tokens"].append(added)
+    content["model"]["vocab"]["<|more|>"] = number
+    path.write_text(json.dumps(content))
+
+
 def test_what_cannot_be_imported_is_said_in_one_line_and_leaves_nothing(exported, tmp_path):
     from olmo_ext.errors import InputError, WorkError
     from olmo_ext.export.importer import import_model
@@ -139,6 +149,9 @@ def test_what_cannot_be_imported_is_said_in_one_line_and_leaves_nothing(exported
         ("rows", "olmo2"),
         ("norms", "hourglass"),
         ("cut", "olmo2"),
+        ("short", "olmo2"),
+        ("index", "olmo2"),
+        ("ids", "olmo2"),
     ]:
         copies[name] = shutil.copytree(exported(kind)[1], tmp_path / name)
     break_config(copies["scaled"], rope_parameters={"rope_type": "yarn", "rope_theta": 10000.0})
@@ -148,6 +161,14 @@ def test_what_cannot_be_imported_is_said_in_one_line_and_leaves_nothing(exported
     (tmp_path / "torn").mkdir()
     (tmp_path / "torn" / "config.json").write_text('{"model_type": "ol')
     (copies["cut"] / "model.safetensors").unlink()
+    weights = copies["short"] / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    (copies["index"] / "model.safetensors.index.json").write_text('{"metadata": {}}')
+    add_token(copies["ids"] / "tokenizer.json", 384)
+    for name, text in (("yaml", "model: [1, "), ("no state", "model: {d_model: 32, n_heads: 4, n_layers: 1}")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text(text)
+        torch.save([torch.zeros(1)], tmp_path / name / "model.pt")
     (tmp_path / "empty").mkdir()
     for name, error, message in [
         ("scaled", InputError, "yarn"),
@@ -157,6 +178,11 @@ def test_what_cannot_be_imported_is_said_in_one_line_and_leaves_nothing(exported
         ("cut", InputError, "no model.safetensors"),
         ("empty", InputError, "neither a Hugging Face folder"),
         ("torn", InputError, "not JSON"),
+        ("short", InputError, "model.safetensors: not safetensors, or torn"),
+        ("index", InputError, "index.json: no index of shards .*weight_map"),
+        ("ids", InputError, "tokenizer.json: 385 ids, the model has 384 rows"),
+        ("yaml", InputError, "config.yaml: not YAML"),
+        ("no state", InputError, "model.pt: holds no tensors by name"),
         ("nowhere", InputError, "no such folder"),
     ]:
         with pytest.raises(error, match=message):
