@@ -61,15 +61,21 @@ def parse_count(value: object) -> int:
 
 
 def parse_fraction(value: object) -> float:
-    """`0.5%` and `0.005` alike, as 0.005."""
+    """`0.5%` and `0.005` alike, as 0.005.
+
+    :raises ValueError: if it is no number.
+    """
     text = str(value).strip()
     return float(parse_number(text[:-1]) / 100) if text.endswith("%") else float(parse_number(value))
 
 
 def parse_seconds(value: object) -> float:
-    """Seconds from a number, `HH:MM:SS`, `MM:SS`, Slurm's `D-HH:MM:SS`, or `90s`, `45m`, `12h`, `2d`."""
+    """Seconds from a number, `HH:MM:SS`, `MM:SS`, Slurm's `D-HH:MM:SS` and `D-HH:MM`, or `90s`, `45m`, `12h`, `2d`.
+
+    :raises ValueError: for anything else, 60 and more minutes or seconds behind a colon included.
+    """
     text = str(value).strip()
-    if match := re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d)(?::(\d\d))?", text):
+    if match := re.fullmatch(r"(?:(\d+)-)?(\d+):([0-5]\d)(?::([0-5]\d))?", text):
         days, first, second, third = (int(part or 0) for part in match.groups())
         if match[4] is None and match[1] is None:
             return float(first * 60 + second)
@@ -80,7 +86,10 @@ def parse_seconds(value: object) -> float:
 
 
 def parse_bytes(value: object) -> int:
-    """Bytes from a whole number, `20MB` (10^6) or `1GiB` (2^30)."""
+    """Bytes from a whole number, `20MB` (10^6) or `1GiB` (2^30).
+
+    :raises ValueError: if it is no number, or no whole number of bytes.
+    """
     match = re.fullmatch(rf"\s*({_NUMBER})\s*([KMGT]i?B|B)\s*", str(value))
     if not match:
         return parse_count(value)

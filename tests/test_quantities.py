@@ -46,6 +46,10 @@ def test_what_is_no_whole_number_is_refused(text: object) -> None:
 def test_fractions_seconds_and_bytes() -> None:
     assert parse_fraction("0.5%") == parse_fraction("0.005") == 0.005
     assert [parse_seconds(t) for t in ("90", "90s", "1:30", "00:01:30", "0-00:01:30", "1.5m")] == [90.0] * 6
+    assert parse_seconds("90:00") == 5400 and parse_seconds("1-00:30") == 88_200
+    for text in ("1:60", "12:99:00", "12:00:75", "0-00:60:00"):
+        with pytest.raises(ValueError, match="is not a number"):
+            parse_seconds(text)
     assert parse_bytes("20MB") == 20_000_000 and parse_bytes("1GiB") == 2**30 and parse_bytes(7) == 7
     with pytest.raises(ValueError):
         parse_bytes("1.0000001KB")

@@ -122,11 +122,9 @@ def evaluate(
     _quiet_libraries()
     if list_tasks:
         from olmo_ext.evals.downstream import known_tasks
-        from olmo_ext.evals.needle import TASKS
-        from olmo_ext.evals.prepare import PERPLEXITY_SETS
-        from olmo_ext.evals.tasks import GROUPS
+        from olmo_ext.evals.tasks import GROUPS, OWN_TASKS
 
-        for name in ("perplexity", *PERPLEXITY_SETS, "lambada", *TASKS, *GROUPS, *known_tasks()):
+        for name in (*OWN_TASKS, *GROUPS, *known_tasks()):
             click.echo(name)
         return 0
     if not targets:

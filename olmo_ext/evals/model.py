@@ -191,7 +191,8 @@ def load_hugging_face(folder: Path, *, device: str = "cpu", precision: str = "fp
     pad = config.pad_token_id
     # Some folders say -1 for none.
     tokenizer = load_tokenizer(folder, eos_token_id=eos, pad_token_id=None if pad is None or pad < 0 else pad)
-    rows = module.get_input_embeddings().weight.shape[0]
+    embeddings: Any = module.get_input_embeddings()
+    rows = embeddings.weight.shape[0]
     if tokenizer.vocab_size > rows:
         raise InputError(
             f"the tokenizer has {tokenizer.vocab_size:,} ids, the model {rows:,}",

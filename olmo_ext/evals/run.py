@@ -19,6 +19,7 @@ from olmo_ext.evals.prepare import PERPLEXITY_SETS, prepared_file
 from olmo_ext.evals.results import Result, write_results
 from olmo_ext.evals.tasks import (
     GROUPS,
+    OWN_TASKS,
     PAPER_B_AVERAGE,
     PERPLEXITY,
     EvaluationOptions,
@@ -31,6 +32,10 @@ from olmo_ext.evals.tasks import (
 
 
 def _token_sets(target: Target, options: EvaluationOptions, names: Sequence[str]) -> list[perplexity.TokenSet]:
+    """The sets to score, none where no task asks for one.
+
+    :raises InputError: for a task without a set, a file that is missing, two sets of one name, another vocabulary.
+    """
     sets: list[perplexity.TokenSet] = []
     if PERPLEXITY in names and target.config is not None:
         sets += perplexity.token_sets_of_config(target.config)
@@ -85,19 +90,17 @@ def check(target: Target, options: EvaluationOptions) -> list[str]:
     """
     require_files(options)
     names = expand_tasks(options.tasks)
-    special = {PERPLEXITY, "lambada", *PERPLEXITY_SETS, *needle.TASKS}
     known: set[str] | None = None
     for name in names:
-        if name not in special:
+        if name not in OWN_TASKS:
             known = known if known is not None else set(known_tasks())
             if name not in known:
                 import difflib
 
-                near = difflib.get_close_matches(name, [*known, *special, *GROUPS], n=3)
+                near = difflib.get_close_matches(name, [*known, *OWN_TASKS, *GROUPS], n=3)
                 right = f"did you mean {', '.join(near)}?" if near else "--list-tasks shows them"
                 raise InputError(f"unknown task {name!r}", where="--tasks", right=right)
-    if PERPLEXITY in names or options.sets or set(names) & set(PERPLEXITY_SETS):
-        _token_sets(target, options, names)
+    _token_sets(target, options, names)
     needles = [name for name in names if name in needle.TASKS]
     if needles:
         lengths = _needle_lengths(target, options)
@@ -128,19 +131,18 @@ def evaluate(
             rows = [row.row(step=target.step, checkpoint_sha256=target.checkpoint_sha256) for row in found]
             write_results(target.run.evals / f"{family}.jsonl", rows)
 
-    if PERPLEXITY in names or options.sets or set(names) & set(PERPLEXITY_SETS):
-        length = options.sequence_length or target.model.max_sequence_length
-        for token_set in _token_sets(target, options, names):
-            say(f"{target.name}: perplexity of {token_set.name}")
-            found = perplexity.evaluate_token_set(
-                target.model,
-                target.tokenizer,
-                token_set,
-                batch_size=max(1, batch_tokens // length),
-                limit=options.limit,
-                sequence_length=options.sequence_length,
-            )
-            keep("perplexity", found)
+    length = options.sequence_length or target.model.max_sequence_length
+    for token_set in _token_sets(target, options, names):
+        say(f"{target.name}: perplexity of {token_set.name}")
+        found = perplexity.evaluate_token_set(
+            target.model,
+            target.tokenizer,
+            token_set,
+            batch_size=max(1, batch_tokens // length),
+            limit=options.limit,
+            sequence_length=options.sequence_length,
+        )
+        keep("perplexity", found)
     if "lambada" in names:
         say(f"{target.name}: lambada")
         found = lambada.evaluate_lambada(
@@ -152,7 +154,7 @@ def evaluate(
         )
         keep("lambada", found)
     for name in names:
-        if name in {PERPLEXITY, "lambada", *PERPLEXITY_SETS, *needle.TASKS}:
+        if name in OWN_TASKS:
             continue
         say(f"{target.name}: {name}")
         found = evaluate_task(target.model, target.tokenizer, name, tokens_per_batch=batch_tokens, limit=options.limit)

@@ -35,6 +35,9 @@ GROUPS = {
 """Names for several tasks."""
 
 
+OWN_TASKS = (PERPLEXITY, "lambada", *PERPLEXITY_SETS, *NEEDLE_TASKS)
+"""Tasks that are not OLMo's."""
+
 LOGITS_BYTES = 2**30
 """What the logits of one batch may take in fp32: a vocabulary of 100,352 gets 2,674 tokens, one of 4,096 65,536."""
 
