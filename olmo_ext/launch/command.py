@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from olmo_ext.errors import EXIT_DONE, InputError
 
@@ -48,6 +49,10 @@ def launch(
 
     Exit codes: 0 all done (or queued), 1 a run failed, 2 bad input, 75 stopped by a signal after a checkpoint.
     """
+    context = click.get_current_context()
+    _refuse_options(context, OF_SLURM if target == "local" else OF_LOCAL, target)
+    if fetch_source is not None and fetch_parts is None:
+        raise InputError("nothing is fetched", where="--fetch-from", right="--fetch N beside it")
     if target == "local":
         return _launch_local(sweep_file, overrides, runs_directory, dry_run=dry_run, jobs=jobs)
     from olmo_ext.launch.slurm import SlurmRequest, launch_slurm
@@ -65,13 +70,32 @@ def launch(
     return launch_slurm(sweep_file, overrides, runs_directory, request=request, dry_run=dry_run)
 
 
+OF_LOCAL = {"jobs": "--throttle"}
+OF_SLURM = dict.fromkeys(
+    ("num_nodes", "gpus", "throttle", "time_limit", "fetch_parts", "fetch_source"), "--on a node type"
+) | {"throttle": "--jobs"}  # fmt: skip
+"""Options that mean nothing on the other side -> what to give there instead."""
+
+
+def _refuse_options(context: click.Context, names: dict[str, str], target: str) -> None:
+    """An option that would be dropped in silence.
+
+    :raises InputError: naming the first.
+    """
+    for parameter in context.command.params:
+        given = parameter.name in names and context.get_parameter_source(parameter.name) != ParameterSource.DEFAULT
+        if given:
+            assert parameter.name is not None
+            raise InputError(f"has no meaning with --on {target}", where=parameter.opts[0], right=names[parameter.name])
+
+
 def _launch_local(
     sweep_file: Path, overrides: tuple[str, ...], runs_directory: Path, *, dry_run: bool, jobs: int
 ) -> int:
     from olmo_ext.launch.local import launch_local, sweep_lock
     from olmo_ext.launch.plan import busy_runs, members_of, prepare
     from olmo_ext.launch.preflight import preflight
-    from olmo_ext.launch.slurm_queue import read_queue, submitted_jobs
+    from olmo_ext.launch.slurm_queue import certain_queue, submitted_jobs
     from olmo_ext.launch.sweep import load_sweep
 
     sweep = load_sweep(sweep_file, overrides)
@@ -92,8 +116,8 @@ def _launch_local(
     if not missing:
         click.echo(f"all {len(members)} runs of {sweep.name} are done: olmo-ext compare {directory}")
         return EXIT_DONE
-    if submitted_jobs(directory) and (busy := busy_runs(missing, directory, read_queue())):
-        name, job = next(iter(busy.items()))
+    known = submitted_jobs(directory) or any(member.directory.read_state().slurm_job for member in missing)
+    for name, job in busy_runs(missing, directory, certain_queue() if known else None).items():
         raise InputError(f"run {name!r} is in Slurm's queue as {job}", right=f"olmo-ext cancel {directory}")
     with sweep_lock(directory) as lock:
         prepare(sweep, runs_directory, members)

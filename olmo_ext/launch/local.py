@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -29,6 +31,29 @@ PROGRESS_SECONDS = 15.0
 POLL_SECONDS = 0.2
 REMIND_SECONDS = 2.0
 ORPHAN_WAIT_SECONDS = 120.0
+WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+"""What flock gives on a network file system that was mounted without locks."""
+
+
+def _try_lock(descriptor: int, how: int) -> bool:
+    """Whether the lock is ours now; also on a file system without locks, where nobody can hold one.
+
+    :param how: `fcntl.LOCK_EX` or `fcntl.LOCK_SH`.
+    """
+    try:
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in WITHOUT_LOCKS:
+            raise
+    return True
+
+
+def _holder(path: Path) -> tuple[int | None, str]:
+    """Process id and host of the launcher that wrote itself into the lock file."""
+    pid, _, host = path.read_text().strip().partition(" ")
+    return int(pid) if pid.isdecimal() else None, host or socket.gethostname()
 
 
 @contextmanager
@@ -40,48 +65,50 @@ def sweep_lock(sweep_directory: Path) -> Iterator[int]:
     sweep_directory.mkdir(parents=True, exist_ok=True)
     path = sweep_directory / ".launch.lock"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    deadline = time.monotonic() + ORPHAN_WAIT_SECONDS
-    told = False
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            holder = path.read_text().strip()
-            # A dead launcher's worker is saving its checkpoint; a living launcher is somebody else at work.
-            if _lives(holder) or time.monotonic() > deadline:
-                os.close(descriptor)
-                raise InputError(
-                    f"another launch is at work here (process {holder or 'unknown'})", where=str(sweep_directory)
-                ) from None
-            if not told:
-                click.echo("waiting for the worker of a launch that was killed to save its checkpoint")
-                told = True
-            time.sleep(POLL_SECONDS)
     try:
+        _wait_for_lock(descriptor, path)
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        os.pwrite(descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
         yield descriptor
     finally:
         os.close(descriptor)
 
 
+def _wait_for_lock(descriptor: int, path: Path) -> None:
+    deadline = time.monotonic() + ORPHAN_WAIT_SECONDS
+    told = False
+    while not _try_lock(descriptor, fcntl.LOCK_EX):
+        pid, host = _holder(path)
+        elsewhere = host != socket.gethostname()
+        # A dead launcher's worker is saving its checkpoint; a living launcher is somebody else at work.
+        if elsewhere or (pid is not None and pid_lives(pid)) or time.monotonic() > deadline:
+            raise InputError(
+                f"another launch is at work here (process {pid or 'unknown'} on {host})",
+                where=str(path.parent),
+                right="wait for it, or `olmo-ext cancel` it",
+            )
+        if not told:
+            click.echo("waiting for the worker of a launch that was killed to save its checkpoint")
+            told = True
+        time.sleep(POLL_SECONDS)
+
+
 def launcher_of(sweep_directory: Path) -> int | None:
-    """The process that holds the sweep's folder, if it is a living launcher."""
+    """The process that holds the sweep's folder, if it is a living launcher.
+
+    :raises InputError: if it is at work on another machine.
+    """
     path = sweep_directory / ".launch.lock"
     if not path.is_file():
         return None
     with open(path) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        if _try_lock(file.fileno(), fcntl.LOCK_SH):
             return None
-        except BlockingIOError:
-            holder = file.read().strip()
-    return int(holder) if _lives(holder) else None
-
-
-def _lives(holder: str) -> bool:
-    return holder.isdigit() and pid_lives(int(holder))
+    pid, host = _holder(path)
+    if host != socket.gethostname():
+        what = f"a launch is at work here (process {pid} on {host})"
+        raise InputError(what, where=str(sweep_directory), right=f"stop it on {host}")
+    return pid if pid is not None and pid_lives(pid) else None
 
 
 def _visible_gpus() -> list[str]:
@@ -98,6 +125,8 @@ def _visible_gpus() -> list[str]:
 def worker_environment(index: int, jobs: int, gpus: list[str]) -> dict[str, str]:
     """What a worker sees: its share of the cores, one GPU of several, and nothing of a job around the launcher."""
     dropped = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    # An interactive job is not the run's: it goes on when the run has ended. Its end (SLURM_JOB_END_TIME) holds.
+    dropped += ("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")
     environment = {key: value for key, value in os.environ.items() if key not in dropped}
     if jobs > 1:
         threads = max(1, len(os.sched_getaffinity(0)) // jobs)
@@ -174,7 +203,10 @@ class LocalLauncher:
         self._reminded = 0.0
 
     def run(self) -> int:
-        """:returns: 0 if every run is done, 1 if one failed, 75 if a signal stopped the launch."""
+        """Train what is missing.
+
+        :returns: 0 if every run is done, 1 if one failed, 75 if a signal stopped the launch.
+        """
         click.echo(f"{self._total} runs: {self._done} done, {len(self._waiting)} to do, {self._jobs} at a time")
         previous = {
             number: signal.signal(number, self._handle)

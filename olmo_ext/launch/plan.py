@@ -12,6 +12,7 @@ from olmo_ext.launch.sweep import Sweep, write_sweep_json
 from olmo_ext.launch.sweep_run import SweepRun
 from olmo_ext.rundir import RunDirectory
 from olmo_ext.training.identity import differences_from
+from olmo_ext.training.provenance import slurm_job
 from olmo_ext.training.run import is_finished
 
 
@@ -49,22 +50,34 @@ def _refuse_another_config(run: SweepRun, directory: RunDirectory) -> None:
 
 
 def prepare(sweep: Sweep, runs_directory: Path, members: list[Member]) -> None:
-    """Write `sweep.json` and the config of every run that is not finished; a run that waits is `pending`."""
+    """Write `sweep.json` and the config of every run that is not finished; a run that waits is `pending`.
+
+    So is one that was done at another `stop_at` or `stop_after`: with the new config beside it `done` would be a lie.
+    """
     write_sweep_json(sweep, runs_directory / sweep.name)
     for member in members:
         if member.is_done:
             continue
+        state = member.directory.read_state()
+        if state.status == "done":
+            state.status = "pending"
+            member.directory.write_state(state)
+        elif not member.directory.state_path.exists():
+            member.directory.write_state(state)
         member.directory.write_config(member.run.config.values)
-        if not member.directory.state_path.exists():
-            member.directory.write_state(member.directory.read_state())
 
 
 def busy_runs(members: Sequence[Member], sweep_directory: Path, queue: Mapping[str, str] | None) -> dict[str, str]:
-    """Run -> job of those that Slurm has queued or running."""
+    """Run -> job of those that Slurm has queued or running; not the job that we are in ourselves.
+
+    :param queue: what `read_queue` gives; where that is None, no run counts as busy.
+    """
+    ours = slurm_job()
     jobs = submitted_jobs(sweep_directory)
     busy = {}
     for member in members:
         for job in (jobs.get(member.run.name), member.directory.read_state().slurm_job):
-            if job is not None and queue is not None and job in queue:
+            if job not in (None, ours) and job in (queue or {}):
+                assert job is not None
                 busy[member.run.name] = job
     return busy

@@ -70,6 +70,7 @@ def read_progress(directory: RunDirectory) -> Progress | None:
     last = rows[-1]
     train = [row for row in rows if row["attempt"] == last["attempt"] and row["kind"] == "train"]
     losses = [row.get("values", {}).get("train/CrossEntropyLoss") for row in train]
+    losses = [loss for loss in losses if type(loss) in (int, float)]
     first, end = (train[-RATE_ROWS:][0], train[-1]) if len(train) > 1 else (last, last)
     seconds, steps = end.get("time", 0) - first.get("time", 0), end["step"] - first["step"]
     known = seconds > 0 and steps > 0

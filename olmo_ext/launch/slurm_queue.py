@@ -69,9 +69,29 @@ def read_queue() -> dict[str, str] | None:
     return _squeue("%T")
 
 
+def certain_queue() -> dict[str, str]:
+    """What `read_queue` gives, nothing on a machine without Slurm.
+
+    :raises WorkError: if there is a Slurm that does not answer: what is queued would be started a second time.
+    """
+    queue = read_queue()
+    if queue is None and shutil.which("squeue") is not None:
+        raise WorkError(
+            "squeue does not answer: which runs are in Slurm's queue cannot be seen; try again when it does"
+        )
+    return queue or {}
+
+
 def read_reasons() -> dict[str, str]:
     """Job, or `ARRAY_TASK`, -> why Slurm does not start it, in Slurm's words, of everything that waits."""
     return _squeue("%r", "--states=PENDING") or {}
+
+
+def sweep_folder(path: Path) -> Path:
+    """The folder where the jobs of `path` are written down: a sweep's own, or the one above a run's."""
+    path = path.absolute()
+    is_run = (path / "config.yaml").is_file() or (path / "state.json").is_file()
+    return path.parent if is_run and not (path / "sweep.json").is_file() else path
 
 
 def record_submission(sweep_directory: Path, entry: dict[str, Any]) -> None:

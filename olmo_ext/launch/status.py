@@ -42,18 +42,27 @@ class RunStatus:
     """Why Slurm does not start a queued job yet, in its words: `Priority`, `PartitionTimeLimit`, `JobHeldUser`."""
 
 
+WAITING_STATES = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
+"""Slurm's states of a job that will start, or start again."""
+
+
+def _current_job(state: RunState, queued: Mapping[str, str] | None, job: str | None) -> str | None:
+    """The job that counts: one in the queue before one that has left it, the launched before one by hand."""
+    jobs = [name for name in (job, state.slurm_job) if name]
+    return next((name for name in jobs if name in (queued or {})), jobs[0] if jobs else None)
+
+
 def _status_of(state: RunState, queued: Mapping[str, str] | None, job: str | None) -> str:
     """Merge what the run wrote with what the queue says.
 
     :param queued: job or `ARRAY_TASK` -> Slurm state; None where there is no queue to ask.
-    :param job: the job that was submitted for this run last.
+    :param job: the job that counts for this run.
     """
     in_queue = None if queued is None or job is None else queued.get(job)
-    if state.status in ("done", "failed") and in_queue not in ("PENDING", "RUNNING"):
+    if state.status in ("done", "failed") and in_queue not in (*WAITING_STATES, "RUNNING"):
         return state.status
     if in_queue is not None:
-        waits = in_queue in ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
-        if waits:
+        if in_queue in WAITING_STATES:
             return "requeued" if state.attempt else "queued"
         return state.status if state.status in ("done", "failed") else "running"
     if state.status == "running":
@@ -74,9 +83,16 @@ def run_status(
     job: str | None = None,
     reasons: Mapping[str, str] | None = None,
 ) -> RunStatus:
-    """The status of one run."""
+    """The status of one run.
+
+    :param queued: job or `ARRAY_TASK` -> Slurm state; None where there is no queue to ask.
+    :param job: the job that was submitted for it last, by `launch`; one by hand stands in its state.
+    :param reasons: job -> why Slurm does not start it, in its words.
+    :raises InputError: if a file of the run is there and cannot be read.
+    """
     state = directory.read_state()
-    status = _status_of(state, queued, job or state.slurm_job)
+    job = _current_job(state, queued, job)
+    status = _status_of(state, queued, job)
     where = read_progress(directory)
     step = max(state.step, where.step if where and where.attempt == state.attempt else 0)
     left = None
@@ -93,8 +109,8 @@ def run_status(
         seconds_left=left,
         reason=state.reason if status in ("failed", "stopped", "requeued") else "",
         log=failure_lines(directory) if status == "failed" else (),
-        job=job or state.slurm_job,
-        waits_for=(reasons or {}).get(job or state.slurm_job or "", "") if status in ("queued", "requeued") else "",
+        job=job,
+        waits_for=(reasons or {}).get(job or "", "") if status in ("queued", "requeued") else "",
     )
 
 
@@ -112,7 +128,7 @@ def run_directories(path: Path) -> list[RunDirectory]:
             raise InputError(f"not a sweep's description ({error})", where=str(path / "sweep.json")) from None
         return [RunDirectory(path / name) for name in names]
     if (path / "config.yaml").is_file() or (path / "state.json").is_file():
-        return [RunDirectory(path)]
+        return [RunDirectory(path.absolute())]
     found = sorted(entry.parent for entry in path.glob("*/config.yaml"))
     if not found:
         raise InputError(
@@ -122,10 +138,13 @@ def run_directories(path: Path) -> list[RunDirectory]:
 
 
 def sweep_status(path: Path) -> list[RunStatus]:
-    """The status of every run under a sweep's folder."""
-    from olmo_ext.launch.slurm_queue import read_queue, read_reasons, submitted_jobs
+    """The status of every run under a sweep's folder, or of the one run whose folder it is.
 
-    jobs = submitted_jobs(path)
+    :raises InputError: if the folder is neither.
+    """
+    from olmo_ext.launch.slurm_queue import read_queue, read_reasons, submitted_jobs, sweep_folder
+
+    jobs = submitted_jobs(sweep_folder(path))
     directories = run_directories(path)
     states = [directory.read_state() for directory in directories]
     queue = read_queue() if jobs or any(state.slurm_job for state in states) else None

@@ -283,6 +283,46 @@ def test_a_local_launch_leaves_queued_runs_to_slurm(fake_slurm: Path) -> None:
     assert "is in Slurm's queue as 101_3" in str(result.exception)
 
 
+def test_a_local_launch_leaves_runs_queued_by_hand_too_and_starts_none_where_slurm_does_not_answer(
+    fake_slurm: Path, tmp_path: Path
+) -> None:
+    directory = RunDirectory(tmp_path / "runs" / "sweep" / "learning_rate0.001-s1")
+    directory.write_state(RunState(status="requeued", attempt=1, slurm_job="55"))
+    (fake_slurm / "queue").write_text("55 PENDING\n")
+    asked = ["sweep.yaml", "device_train_microbatch_size=8"]
+    assert "is in Slurm's queue as 55" in str(CliRunner().invoke(launch_command, asked).exception)
+    (fake_slurm / "no-answer").touch()
+    assert "squeue does not answer" in str(CliRunner().invoke(launch_command, asked).exception)
+
+
+def test_the_job_that_we_are_in_ourselves_does_not_keep_a_run_from_being_queued(
+    fake_slurm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = RunDirectory(tmp_path / "runs" / "sweep" / "learning_rate0.001-s1")
+    directory.write_state(RunState(status="requeued", attempt=1, slurm_job="55"))
+    (fake_slurm / "queue").write_text("55 RUNNING\n")
+    assert "learning_rate0.001-s1: in the queue as 55" in invoke("--dry-run")
+    monkeypatch.setenv("SLURM_JOB_ID", "55")
+    assert "learning_rate0.001-s1: to be queued" in invoke("--dry-run")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--gpus", "2"], "--gpus: has no meaning with --on local; --on a node type"),
+        (["--nodes", "1"], "--nodes: has no meaning"),
+        (["--time", "1h"], "--time: has no meaning"),
+        (["--fetch", "4"], "--fetch: has no meaning"),
+        (["--throttle", "4"], "--throttle: has no meaning with --on local; --jobs"),
+        (["--on", "b200", "--jobs", "2"], "--jobs: has no meaning with --on b200; --throttle"),
+        (["--on", "b200", "--fetch-from", "x.yaml"], "--fetch-from: nothing is fetched; --fetch N"),
+    ],
+)
+def test_an_option_that_would_be_dropped_is_refused(fake_slurm: Path, arguments: list[str], says: str) -> None:
+    result = CliRunner().invoke(launch_command, ["sweep.yaml", *arguments])
+    assert isinstance(result.exception, InputError) and says in str(result.exception)
+
+
 def test_a_dry_run_prints_every_command_and_writes_nothing(fake_slurm: Path, tmp_path: Path) -> None:
     output = invoke("--dry-run", "--time", "2-00:00:00")
     assert "sbatch --parsable --export=NONE --job-name=sweep --array=0-5" in output

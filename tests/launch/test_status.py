@@ -46,6 +46,10 @@ HERE = {"host": socket.gethostname(), "pid": os.getpid()}
         ({"status": "done", "attempt": 2}, {"7_0": "COMPLETING"}, "done"),
         ({"status": "failed", "attempt": 2}, {}, "failed"),
         ({"status": "failed", "attempt": 2}, {"7_0": "PENDING"}, "requeued"),
+        ({"status": "failed", "attempt": 2}, {"7_0": "CONFIGURING"}, "requeued"),
+        # By hand, after the job of a launch that has ended.
+        ({"status": "running", "attempt": 2, "slurm_job": "9", "host": "other"}, {"9": "RUNNING"}, "running"),
+        ({"status": "requeued", "attempt": 2, "slurm_job": "9", "host": "other"}, {"9": "PENDING"}, "requeued"),
     ],
 )
 def test_the_state_and_the_queue_are_merged(tmp_path: Path, state: dict, queue: dict | None, shown: str) -> None:
@@ -130,6 +134,29 @@ def test_what_waits_says_what_slurm_waits_for(tmp_path: Path, monkeypatch: pytes
     ]
     shown = CliRunner().invoke(status_command, [str(sweep)]).output
     assert "2 wait in Slurm's queue: Priority\n1 waits in Slurm's queue: launch failed requeued held\n" in shown
+
+
+def test_the_status_of_one_run_by_its_folder_knows_the_sweeps_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "ab":
+        RunDirectory(tmp_path / "sweep" / name).write_config({})
+    (tmp_path / "sweep" / "sweep.json").write_text(json.dumps({"runs": [{"name": "a"}, {"name": "b"}]}))
+    (tmp_path / "sweep" / "slurm-jobs.jsonl").write_text(json.dumps({"kind": "runs", "job": "7", "runs": ["a", "b"]}))
+    monkeypatch.setattr("olmo_ext.launch.slurm_queue.read_queue", lambda: {"7_1": "PENDING"})
+    monkeypatch.setattr("olmo_ext.launch.slurm_queue.read_reasons", dict)
+    monkeypatch.chdir(tmp_path / "sweep" / "b")
+    for path in (tmp_path / "sweep" / "b", Path("."), Path("../b")):
+        assert [(run.name, run.status, run.job) for run in sweep_status(path)] == [("b", "queued", "7_1")]
+
+
+@pytest.mark.parametrize("loss", ['"low"', "null", "[1]", "true"])
+def test_a_loss_that_is_no_number_is_none(tmp_path: Path, loss: str) -> None:
+    RunDirectory(tmp_path / "a").write_config({})
+    row = '{"kind": "train", "attempt": 1, "step": 1, "values": {"train/CrossEntropyLoss": %s}}\n'
+    (tmp_path / "a" / "metrics.jsonl").write_text(row % loss)
+    result = CliRunner().invoke(status_command, [str(tmp_path)])
+    assert result.exit_code == 0 and "1 pending" in result.output, result.output
 
 
 def test_a_log_of_any_length_is_read_from_its_end(tmp_path: Path) -> None:
