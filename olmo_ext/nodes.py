@@ -12,7 +12,7 @@ from typing import Any
 
 from olmo_ext.errors import InputError
 from olmo_ext.quantities import parse_count, parse_number
-from olmo_ext.yaml_tree import merge, parse_yaml, plain_value, read_yaml
+from olmo_ext.yaml_tree import is_null, merge, parse_yaml, plain_value, read_yaml
 
 USER_FILE = Path("slurm/nodes.yaml")
 """The user's copy, relative to the working directory."""
@@ -98,7 +98,7 @@ class _Entry:
 
     def __init__(self, tree: Any, where: str) -> None:
         if not isinstance(tree, Mapping):
-            raise InputError("holds no `key: value` lines", where=where)
+            raise InputError("holds no `key: value` lines", where=where, right="a mapping of keys and values")
         self._tree, self._where = tree, where
 
     def check_keys(self, known: tuple[str, ...]) -> None:
@@ -110,7 +110,7 @@ class _Entry:
 
     def get(self, key: str) -> Any:
         if key not in self._tree:
-            raise InputError(f"{key!r} is missing", where=self._where)
+            raise InputError(f"{key!r} is missing", where=self._where, right="as in the package's nodes.yaml")
         return self._tree[key]
 
     def positive(self, key: str, *, optional: bool = False) -> float | None:
@@ -121,7 +121,7 @@ class _Entry:
         except ValueError as error:
             raise InputError(str(error), where=f"{self._where}.{key}") from None
         if number <= 0:
-            raise InputError(f"{number:g} is not positive", where=f"{self._where}.{key}")
+            raise InputError(f"{number:g} is not positive", where=f"{self._where}.{key}", right="more than 0")
         return number
 
     def number(self, key: str) -> float:
@@ -170,7 +170,9 @@ def _node(name: str, tree: Any, gpus: Mapping[str, GPU], file: str) -> Node:
             f"unknown GPU {gpu!r}", where=f"{file}, nodes.{name}.gpu", right=f"known: {', '.join(sorted(gpus))}"
         )
     if not (mfu := entry.number("mfu")) <= 1:
-        raise InputError(f"mfu {mfu:g} is a fraction of the peak", where=f"{file}, nodes.{name}.mfu")
+        raise InputError(
+            f"mfu {mfu:g} is a fraction of the peak", where=f"{file}, nodes.{name}.mfu", right="0.35 for 35 %"
+        )
     return Node(
         name=name,
         gpu=gpus[gpu],
@@ -188,6 +190,12 @@ def _packaged() -> str:
     return importlib.resources.files("olmo_ext.resources").joinpath("nodes.yaml").read_text(encoding="utf-8")
 
 
+def _section(tree: Mapping[str, Any], key: str, file: str) -> list[tuple[str, Any]]:
+    if not isinstance(tree[key], Mapping):
+        raise InputError("holds no `name: {...}` lines", where=f"{file}, {key}", right="as in the package's nodes.yaml")
+    return list(tree[key].items())
+
+
 def load_hardware(user_file: Path | None = None) -> Hardware:
     """The package's facts with the user's on top, key by key.
 
@@ -198,10 +206,12 @@ def load_hardware(user_file: Path | None = None) -> Hardware:
     path = USER_FILE if user_file is None else user_file
     file = "nodes.yaml"
     if user_file is not None or path.exists():
-        tree, file = merge(tree, read_yaml(path)), str(path)
+        # A section whose lines are all comments is null, and adds nothing.
+        own = {key: value for key, value in read_yaml(path).items() if not is_null(value)}
+        tree, file = merge(tree, own), str(path)
     _Entry(tree, file).check_keys(("gpus", "nodes"))
-    gpus = {name: _gpu(name, entry, file) for name, entry in (tree.get("gpus") or {}).items()}
-    nodes = {name: _node(name, entry, gpus, file) for name, entry in (tree.get("nodes") or {}).items()}
+    gpus = {name: _gpu(name, entry, file) for name, entry in _section(tree, "gpus", file)}
+    nodes = {name: _node(name, entry, gpus, file) for name, entry in _section(tree, "nodes", file)}
     return Hardware(gpus=gpus, nodes=nodes)
 
 

@@ -54,6 +54,19 @@ def test_the_users_file_wins_key_by_key_and_adds_types(tmp_path, monkeypatch):
     assert hardware.node("ours").gpu.name == "h200" and hardware.node("ours").memory == 256_000_000_000
 
 
+@pytest.mark.parametrize("text", ["", "gpus:", "nodes:\n  # all is commented out\n", "gpus: ~\nnodes: null"])
+def test_a_file_without_entries_changes_nothing(tmp_path, text):
+    (tmp_path / "nodes.yaml").write_text(text)
+    assert load_hardware(tmp_path / "nodes.yaml") == load_hardware()
+
+
+@pytest.mark.parametrize("text", ["gpus: [b200]", "nodes: b200", "gpus: 7"])
+def test_a_section_that_is_no_mapping_is_named(tmp_path, text):
+    (tmp_path / "nodes.yaml").write_text(text)
+    with pytest.raises(InputError, match=f"nodes.yaml, {text[:4]}s?: holds no"):
+        load_hardware(tmp_path / "nodes.yaml")
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

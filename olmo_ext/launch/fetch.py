@@ -13,12 +13,14 @@ from olmo_ext.schedule import run_length
 def fetch_arguments(configs: Sequence[Mapping[str, Any]], *, parts: int, source: str | None) -> list[str]:
     """Arguments of `olmo-ext` that fetch what the longest run reads; `{part}` stands for the array element's number.
 
+    :param configs: the values of every run's config.
+    :param parts: jobs that share the work.
     :param source: a source or manifest as `data fetch` takes it; its default if None.
     :raises InputError: if the runs read no subset, or several, or their length depends on the data.
     """
     subsets = {str(values["data"]["subset"]) for values in configs}
     if subsets == {"None"} or len(subsets) != 1:
-        found = ", ".join(sorted(subsets))
+        found = "no data.subset" if subsets == {"None"} else ", ".join(sorted(subsets))
         raise InputError(f"the runs read {found}", where="--fetch", right="one data.subset for all runs")
     subset = subsets.pop()
     seeds = {int(values["data"]["seed"]) for values in configs}

@@ -20,6 +20,9 @@ NAME_LIMIT = 120
 LARGEST_SWEEP = 10_000
 """Runs: each takes some milliseconds to check, and a folder. More is a mistake in the axes."""
 
+RESERVED = ("logs", "sweep.json", "expected.yaml", "report.html", "slurm-jobs.jsonl")
+"""What a sweep's folder holds beside its runs."""
+
 _Point = tuple[str, str, Any, dict[str, Any]]
 """Axis, its part of the run's name, the value to report, overrides."""
 
@@ -77,7 +80,18 @@ def _slug(text: str, limit: int) -> str:
     return f"{safe[: limit - 7].strip('_')}_{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
 
+def check_run_name(name: str, *, where: str) -> str:
+    """`check_name` for a folder inside a sweep's.
+
+    :raises InputError: as `check_name`, and for the name of something else in there.
+    """
+    if name.casefold() in RESERVED:
+        raise InputError(f"a run called {name!r}", where=where, right="that stands in a sweep's folder: another name")
+    return check_name(name, where=where)
+
+
 def as_list(value: Any) -> list[Any]:
+    """A value that may be written as one or as a list; nothing for null."""
     if is_null(value):
         return []
     return list(value) if isinstance(value, list) else [value]
@@ -128,7 +142,7 @@ def _points(axes: Any, *, where: str) -> list[list[_Point]]:
         short = _slug(word if last_words.count(word) == 1 else axis, 60)
         listed = _axis_options(axis, options, short, where=where)
         if not listed:
-            raise InputError("has no values", where=f"{where}, axes.{axis}")
+            raise InputError("has no values", where=f"{where}, axes.{axis}", right="[a, b] or {name: {key: value}}")
         points.append([(axis, *point) for point in listed])
     return points
 
@@ -142,7 +156,9 @@ def _crossed(points: list[list[_Point]], *, where: str) -> list[Group]:
                 if key == "extends":
                     value = [*overrides.get(key, []), *as_list(value)]
                 elif key in overrides:
-                    raise InputError(f"{key!r} is set by two axes", where=f"{where}, axes.{axis}")
+                    raise InputError(
+                        f"{key!r} is set by two axes", where=f"{where}, axes.{axis}", right="set it in one of them"
+                    )
                 overrides[key] = value
         name = "-".join(part for _, part, _, _ in combination)
         if len(name.encode()) > NAME_LIMIT - 12:
@@ -191,11 +207,15 @@ def groups_of(tree: Mapping[str, Any], *, num_seeds: int, where: str) -> list[Gr
 
 
 def seeds_of(tree: Mapping[str, Any], *, where: str) -> list[int]:
+    """The sweep's `seeds`, empty where there are none.
+
+    :raises InputError: for anything but different whole numbers.
+    """
     seeds = plain_value(tree.get("seeds"))
     if seeds is None:
         return []
     if not isinstance(seeds, list) or not seeds or any(isinstance(s, bool) or not isinstance(s, int) for s in seeds):
         raise InputError(f"{seeds!r}", where=f"{where}, seeds", right="a list of whole numbers, as in [1, 2, 3]")
     if len(set(seeds)) < len(seeds):
-        raise InputError(f"a seed stands twice in {seeds}", where=f"{where}, seeds")
+        raise InputError(f"a seed stands twice in {seeds}", where=f"{where}, seeds", right="each seed once")
     return seeds

@@ -31,7 +31,7 @@ from olmo_ext.config import RunConfig, load_run_config, parse_override
 from olmo_ext.errors import InputError
 from olmo_ext.files import write_atomically
 from olmo_ext.launch.fairness import check_equal_budgets, refuse_twins
-from olmo_ext.launch.groups import Group, as_list, check_name, groups_of, name_text, seeds_of
+from olmo_ext.launch.groups import Group, as_list, check_name, check_run_name, groups_of, name_text, seeds_of
 from olmo_ext.launch.sweep_run import SweepRun
 from olmo_ext.schema import SWEEP_WORDS, load_schema
 from olmo_ext.yaml_tree import Origins, is_null, plain_value, read_yaml
@@ -67,7 +67,7 @@ def is_sweep_file(path: Path | str) -> bool:
 def _switch(tree: dict[str, Any], word: str, *, where: str) -> bool:
     value = plain_value(tree.get(word, False))
     if not isinstance(value, bool):
-        raise InputError(f"{value!r}", where=f"{where}, {word}", right="true or false")
+        raise InputError(f"{value!r} is no switch", where=f"{where}, {word}", right="true or false")
     return value
 
 
@@ -117,14 +117,16 @@ def _load_members(
     runs = []
     for member in members:
         for seed in seeds or (None,):
-            name = check_name(member.name if seed is None else f"{member.name}-s{seed}", where=str(path))
+            name = check_run_name(member.name if seed is None else f"{member.name}-s{seed}", where=str(path))
             changes: dict[str, Any] = {**member.overrides, "run_name": name}
             # A member's own files come after the sweep's: what the sweep itself says still holds for all.
             parents = [*as_list(common.get("extends")), *as_list(changes.pop("extends", None))]
             tree = {**common, "extends": parents}
             if seed is not None:
                 if "seed" in changes:
-                    raise InputError("sets `seed` beside the sweep's `seeds`", where=f"{path}, run {name}")
+                    raise InputError(
+                        "sets `seed` beside the sweep's `seeds`", where=f"{path}, run {name}", right="one of the two"
+                    )
                 changes["seed"] = seed
                 if seeds_change_data:
                     changes["data.seed"] = seed

@@ -94,7 +94,9 @@ def test_a_listed_name_is_the_runs_name_as_written(sweep_file, name: str) -> Non
     assert run.values == {"seed": 3}
 
 
-@pytest.mark.parametrize("name", ["a/b", "../x", "-rf", ".hidden", "a\\nb", " a", "x" * 130])
+@pytest.mark.parametrize(
+    "name", ["a/b", "../x", "logs", "Logs", "sweep.json", "report.html", "-rf", ".hidden", "a\\nb", " a", "x" * 130]
+)
 def test_a_name_that_cannot_be_a_folder_is_refused(sweep_file, name: str) -> None:
     with pytest.raises(InputError, match="name"):
         load_sweep(sweep_file(f'runs: {{"{name}": {{seed: 3}}}}\n'))
