@@ -1,7 +1,7 @@
 """The code that a queued run will run with, copied when it is queued: an edit while the job waits changes nothing.
 
 runs/<sweep>/.code/<digest>/olmo_ext/   the package as it is on the disk, uncommitted changes included
-                            plugins     modules named under `plugins:` that lie in the current folder
+                            plugins     modules under `plugins:` that lie in the current folder or on PYTHONPATH
                             code.json   version, git revision, sha256 of the diff, digest of the files
                             diff.patch  what the revision lacks
 runs/<sweep>/<run>/code -> ../.code/<digest>
@@ -29,8 +29,12 @@ IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
 
 
 def _plugin_sources(plugins: Sequence[str]) -> Iterator[Path]:
-    """Files and folders of the plugins that belong to the current folder; installed packages stay where they are."""
-    here = Path.cwd().resolve()
+    """Files and folders of the plugins in the current folder or on PYTHONPATH; installed packages stay where they are.
+
+    :raises InputError: for a plugin that cannot be found.
+    """
+    # A job inherits no PYTHONPATH: what is found through it has to come along.
+    ours = {Path(entry).resolve() for entry in (".", *os.environ.get("PYTHONPATH", "").split(":")) if entry}
     for name in dict.fromkeys(plugin.partition(".")[0] for plugin in plugins):
         try:
             found = importlib.util.find_spec(name)
@@ -40,7 +44,7 @@ def _plugin_sources(plugins: Sequence[str]) -> Iterator[Path]:
             raise InputError(f"plugin {name!r} cannot be found", where="plugins", right="install it, or run beside it")
         origin = Path(found.origin).resolve()
         source = origin.parent if found.submodule_search_locations else origin
-        if source.parent == here and "site-packages" not in source.parts:
+        if source.parent in ours and "site-packages" not in source.parts:
             yield source
 
 
@@ -52,20 +56,22 @@ def _files_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _uncommitted() -> str:
-    """`git diff HEAD` of the package, empty outside a checkout."""
+def _uncommitted() -> bytes:
+    """`git diff HEAD` of the package, empty outside a checkout; files may be in any encoding."""
     folder = Path(olmo_ext.__file__).parent
     command = ["git", "-C", str(folder), "diff", "HEAD", "--", "."]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        answer = subprocess.run(command, capture_output=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return answer.stdout if answer.returncode == 0 else ""
+        return b""
+    return answer.stdout if answer.returncode == 0 else b""
 
 
 def freeze_code(sweep_directory: Path, plugins: Sequence[str] = ()) -> Path:
     """Copy the package and the local plugins; the same code is stored once.
 
+    :param plugins: modules, as a config's `plugins:` names them.
+    :raises InputError: for a plugin that cannot be found.
     :returns: the folder to put on PYTHONPATH.
     """
     store = sweep_directory / CODE_FOLDER
@@ -84,7 +90,7 @@ def freeze_code(sweep_directory: Path, plugins: Sequence[str] = ()) -> Path:
         target = store / digest[:16]
         if not target.exists():
             if diff := _uncommitted():
-                (aside / "diff.patch").write_text(diff)
+                (aside / "diff.patch").write_bytes(diff)
             description = {"code": code_revision(), "files_sha256": digest}
             (aside / "code.json").write_text(json.dumps(description, indent=1) + "\n")
             try:
