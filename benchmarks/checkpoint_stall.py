@@ -54,7 +54,7 @@ def stalls(saves: int, parameters: int, folder: Path) -> dict[str, Any]:
         trainer: Any = type("Trainer", (), {})()
         trainer.dist_model, trainer.optim, trainer.stop_step, trainer.epoch = model, optimizer, 10**9, 0
         trainer.global_train_examples_seen_this_epoch = trainer.global_train_tokens_seen = trainer.first_step = 0
-        trainer.seconds, trainer.min_train_loss, trainer.bolt_on_warmup = 0.0, 0.0, None
+        trainer.seconds, trainer.cur_train_loss, trainer.min_train_loss, trainer.bolt_on_warmup = 0.0, 0.0, 0.0, None
         values = {"save_interval": 1, "save_interval_unsharded": None, "save_interval_ephemeral": None}
         values["save_num_checkpoints_to_keep"] = 1
         size = 0
@@ -66,7 +66,7 @@ def stalls(saves: int, parameters: int, folder: Path) -> dict[str, Any]:
                     store,
                     values=values,
                     config_text="",
-                    num_parameters=parameters,
+                    checkpoint_bytes=12 * parameters,
                     ranks=ranks,
                     extra={"data": None},
                     saved=lambda step: None,

@@ -49,6 +49,7 @@ def preflight(
 ) -> Findings:
     """Check the runs that are about to start.
 
+    :param missing: the runs of the sweep that are not finished and not queued.
     :param placement: the node type and numbers; None for this machine.
     :param will_be_fetched: whether a job before them brings the training data.
     """
@@ -138,6 +139,12 @@ def _check_length(values: dict[str, Any], found: dict[str, Any]) -> None:
         )
 
 
+def _newest_checkpoint_bytes(checkpoints: Path) -> int:
+    """Bytes of the largest checkpoint of a run, 0 without one: all of a run are of one size."""
+    folders = checkpoints.glob("step*")
+    return max((sum(f.stat().st_size for f in folder.glob("*") if f.is_file()) for folder in folders), default=0)
+
+
 def _check_space(runs: Sequence[SweepRun], sweep_directory: Path, findings: Findings) -> None:
     """Room for the checkpoints of all runs that are missing, one more being written beside the kept ones."""
     from olmo_ext.training.checkpoint import estimated_bytes
@@ -148,18 +155,17 @@ def _check_space(runs: Sequence[SweepRun], sweep_directory: Path, findings: Find
     while not probe.exists():
         probe = probe.parent
     free = shutil.disk_usage(probe).free
-    sizes = [estimated_bytes(run.config.counts.total) for run in runs]
-    present = sum(f.stat().st_size for f in sweep_directory.glob("*/checkpoints/step*/*") if f.is_file())
-    least = sum(sizes) + max(sizes) - present
+    sizes = [estimated_bytes(run.config.values, run.config.shape) for run in runs]
+    # What other runs hold, or a run more than its newest one, makes no room for a checkpoint that is not there yet.
+    present = [_newest_checkpoint_bytes(sweep_directory / run.name / "checkpoints") for run in runs]
+    least = sum(max(0, size - there) for size, there in zip(sizes, present, strict=True)) + max(sizes)
     if least > free:
         raise InputError(
             f"{len(runs)} runs need {format_bytes(least)} for their newest checkpoints, {format_bytes(free)} are free",
             where=str(probe),
             right="free space, or another --runs-directory",
         )
-    findings.facts.append(
-        f"checkpoints: at least {format_bytes(max(least, 0))} of {format_bytes(free)} free in {probe}"
-    )
+    findings.facts.append(f"checkpoints: at least {format_bytes(least)} of {format_bytes(free)} free in {probe}")
 
 
 def _check_orders(sweep: Sweep, runs: Sequence[SweepRun], findings: Findings) -> None:

@@ -58,7 +58,7 @@ def _build_trainer(
     seed_all(values["seed"])
     # Skipped batches are data too: the loader may make only the part of the order that the run needs.
     skipped = values["fast_forward_batches"] or 0
-    loader_values = {**values, "max_duration": steps + skipped} if skipped else values
+    loader_values = {**values, "max_duration": steps + skipped, "stop_at": None} if skipped else values
     loader = build_train_loader(
         loader_values, rank=ranks.rank, world_size=ranks.world_size, work_dir=directory.path / "order"
     )

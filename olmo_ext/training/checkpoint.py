@@ -24,6 +24,8 @@ from typing import Any
 from olmo_ext.errors import InputError, WorkError
 from olmo_ext.files import sha256_of_file, sync_directory
 from olmo_ext.quantities import format_bytes
+from olmo_ext.shapes.counts import count, count_layers
+from olmo_ext.shapes.model import ModelShape
 
 MODEL, OPTIMIZER, RNG = "model.safetensors", "optimizer.safetensors", "rng.safetensors"
 TRAIN_STATE, CONFIG, MARKER = "train_state.json", "config.yaml", "complete.json"
@@ -66,8 +68,11 @@ def incomplete_because(path: Path, *, verify: bool) -> str | None:
             return f"{name} is missing"
         if found != size:
             return f"{name} has {found} bytes of {size}"
-        if verify and sha256_of_file(path / name) != digest:
-            return f"{name} is damaged: its sha256 differs"
+        try:
+            if verify and sha256_of_file(path / name) != digest:
+                return f"{name} is damaged: its sha256 differs"
+        except OSError as error:
+            return f"{name} cannot be read ({error.strerror})"
     return None
 
 
@@ -79,6 +84,10 @@ def require_complete(path: Path) -> None:
 
 
 def read_train_state(path: Path) -> dict[str, Any]:
+    """What a complete checkpoint says of the trainer's position.
+
+    :raises InputError: if it has another format than this version's.
+    """
     state = json.loads((path / TRAIN_STATE).read_text())
     if state.get("format") != FORMAT:
         raise InputError(f"checkpoint format {state.get('format')}", where=str(path), right=f"format {FORMAT}")
@@ -185,7 +194,8 @@ class CheckpointStore:
         shutil.rmtree(replaced, ignore_errors=True)
 
     def retain(self, *, written: int, permanent: Callable[[int], bool], keep: int) -> None:
-        """Remove checkpoints that retention does not name. Call it after a complete write only.
+        """Remove checkpoints that retention does not name. Call it after a complete write only. What cannot be removed
+        (a network disk keeps files that somebody reads) is reported and stays: it is no reason to stop.
 
         The newest complete one is always kept. Of the others, those at `permanent` steps are kept: all of them for
         `keep` -1, else the newest `keep` (the newest complete one counts if it is permanent).
@@ -203,8 +213,11 @@ class CheckpointStore:
             if step not in kept:
                 # Renamed first: a kill inside the removal leaves nothing that looks like a checkpoint.
                 doomed = self.path / f"step{step}.replaced.{os.getpid()}"
-                os.rename(self.folder(step), doomed)
-                shutil.rmtree(doomed)
+                try:
+                    os.rename(self.folder(step), doomed)
+                    shutil.rmtree(doomed)
+                except OSError as error:
+                    self._report(f"checkpoint {self.folder(step)} could not be removed ({error.strerror})")
 
 
 def _write_files(folder: Path, snapshot: Snapshot) -> int:
@@ -242,9 +255,15 @@ def _sync_file(path: Path) -> None:
         os.close(descriptor)
 
 
-def estimated_bytes(num_parameters: int, *, optimizer_states: int = 2) -> int:
-    """Size of one checkpoint: fp32 weights and `optimizer_states` fp32 moments."""
-    return 4 * num_parameters * (1 + optimizer_states)
+def estimated_bytes(values: Mapping[str, Any], shape: ModelShape) -> int:
+    """Size of one checkpoint in bytes: fp32 weights, the optimizer's fp32 moments, and the summed gradients of levels
+    that wait for their update.
+
+    :param values: the run's resolved config.
+    """
+    layers = count_layers(shape)
+    moments = 1 if values["optimizer"]["name"] == "lionw" else 2
+    return 4 * (count(shape).total * (1 + moments) + sum(layer.waiting for layer in layers))
 
 
 def check_space(path: Path, *, size: int, kept: int | None) -> str | None:

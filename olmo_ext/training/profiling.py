@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,12 @@ WAIT, WARMUP, ACTIVE = 1, 1, 3
 """Steps that are passed over, profiled for nothing, and written."""
 
 
-def torch_profiler(folder: Path, device: torch.device) -> Any:
-    """A profiler that writes `profiler/step<N>.chrome_trace.json.gz` and a table of the costliest operations."""
+def torch_profiler(folder: Path, device: torch.device, *, step: Callable[[], int]) -> Any:
+    """A profiler that writes `step<N>.chrome_trace.json.gz` and a table of the costliest operations, `step<N>.txt`.
+
+    :param step: says the run's step N; the profiler's own count begins again at each restart, whose trace would replace
+        the one that is there.
+    """
     activities = [torch.profiler.ProfilerActivity.CPU]
     on_gpu = device.type == "cuda"
     if on_gpu:
@@ -25,8 +30,8 @@ def torch_profiler(folder: Path, device: torch.device) -> Any:
         folder.mkdir(parents=True, exist_ok=True)
         sort_by = "self_device_time_total" if on_gpu else "self_cpu_time_total"
         table = profiler.key_averages().table(sort_by=sort_by, row_limit=32)
-        (folder / f"step{profiler.step_num}.txt").write_text(table)
-        trace = folder / f"step{profiler.step_num}.chrome_trace.json.gz"
+        (folder / f"step{step()}.txt").write_text(table)
+        trace = folder / f"step{step()}.chrome_trace.json.gz"
         profiler.export_chrome_trace(str(trace))
         log.info("profiler trace in %s", trace)
 

@@ -16,6 +16,9 @@ log = logging.getLogger("olmo_ext.training")
 LINE_SECONDS = 5.0
 """Least time between two plain lines about steps."""
 
+LOGGERS = ("olmo", "olmo_ext", "torch", "py.warnings")
+"""What goes into a run's log."""
+
 
 class Reporter:
     """Speaks for rank 0; silent on the others.
@@ -48,6 +51,11 @@ class Reporter:
             print(text, flush=True)
 
     def step(self, step: int, values: Mapping[str, float], *, last: bool) -> None:
+        """Show a step's loss and speed.
+
+        :param values: by their names in metrics.jsonl.
+        :param last: whether it is the run's last step, which is always shown.
+        """
         loss = values.get("train/CrossEntropyLoss")
         rate = values.get("throughput/tokens_per_second")
         parts = [f"loss {loss:.4f}" if loss is not None else "", f"{rate:,.0f} tokens/s" if rate else ""]
@@ -64,6 +72,7 @@ class Reporter:
                 print(f"step {step}/{self._total}: {text}", flush=True)
 
     def evaluation(self, step: int, values: Mapping[str, float]) -> None:
+        """One line: all numbers but counts, and perplexities, which the losses say already."""
         shown = {
             name.removeprefix("eval/"): value
             for name, value in values.items()
@@ -80,7 +89,7 @@ class Reporter:
 def open_log(path: Path) -> logging.Handler:
     """Write what olmo, torch and we log to a file; upstream's chatter about every step is left out."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(path)
+    handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     for name in LOGGERS:
         logging.getLogger(name).addHandler(handler)
@@ -88,9 +97,6 @@ def open_log(path: Path) -> logging.Handler:
         logging.getLogger(name).setLevel(logging.INFO)
     logging.getLogger("olmo.train").setLevel(logging.WARNING)
     return handler
-
-
-LOGGERS = ("olmo", "olmo_ext", "torch", "py.warnings")
 
 
 def close_log(handler: logging.Handler) -> None:

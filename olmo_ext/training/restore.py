@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from olmo.optim import LionW
 from olmo.torch_util import seed_all
 
 from olmo_ext.config import RunConfig
@@ -30,6 +31,7 @@ def own_checkpoint(store: files.CheckpointStore, data: Mapping[str, Any], ranks:
     """The newest complete checkpoint of a run, made from the same data.
 
     :param data: the fingerprint of the data that is there now.
+    :returns: None if there is none.
     :raises InputError: if the data has changed since.
     """
     own = None
@@ -37,7 +39,16 @@ def own_checkpoint(store: files.CheckpointStore, data: Mapping[str, Any], ranks:
         store.remove_leftovers()
         own = store.newest_complete()
     own = agree(own, ranks)
-    if own is not None and (differences := compare_fingerprints(files.read_train_state(own)["data"], data)):
+    if own is None:
+        return None
+    state = files.read_train_state(own)
+    if "data" not in state:
+        raise InputError(
+            "an imported model, whose checkpoint holds weights only",
+            where=str(own),
+            right=f"another run with load_path: {own}, reset_optimizer_state: true and reset_trainer_state: true",
+        )
+    if differences := compare_fingerprints(state["data"], data):
         raise InputError(
             f"the data is not what this run was trained on: {'; '.join(differences)}",
             where=str(own),
@@ -68,15 +79,20 @@ class Restorer:
         trainer = self.trainer
         trainer.seconds = state["seconds"]
         trainer.first_step = state["first_step"]
+        if state.get("train_loss") is not None:
+            trainer.cur_train_loss = state["train_loss"]
+        else:  # A checkpoint from before this was saved: nothing to compare yet.
+            trainer.min_train_loss = float("inf")
         if state["bolt_on_warmup"]:
             trainer.set_bolt_on_warmup(*state["bolt_on_warmup"])
+        self._place_clipping()
         self._place_data()
         self._restore_random(path, state)
         self.say(f"continuing from {path}")
         return state
 
     def from_elsewhere(self, load_path: str) -> None:
-        """Warm start from `load_path`: a checkpoint of ours or OLMo's unsharded one."""
+        """Warm start from `load_path`: see `load_foreign` for what it may be, and for what is refused."""
         from olmo_ext.training.foreign import load_foreign
 
         trainer = self.trainer
@@ -97,8 +113,12 @@ class Restorer:
         if not new_position and self.values["restore_dataloader"]:
             assert found.state is not None
             self._set_position(found.state)
+            if self.values["epoch"] not in (None, trainer.epoch):
+                trainer.epoch, trainer.global_train_examples_seen_this_epoch = self.values["epoch"], 0
+            self._place_clipping()
             if new_optimizer:
-                start = trainer.global_step
+                # In the schedule's units, as the warm-up is: steps or tokens.
+                start = trainer.scheduler_current
                 trainer.set_bolt_on_warmup(start, start + int(self.values["scheduler"]["t_warmup"]))
         trainer.first_step = trainer.global_step
         self._skip_batches()
@@ -122,14 +142,17 @@ class Restorer:
 
     def _load_moments(self, moments: OptimizerState, where: str) -> None:
         moments = self._renamed(moments)
-        # A level that waits for its first update has a sum of gradients and no moments yet.
-        known = {key: next(t for t in own.values() if t.dim()) for key, own in moments.items() if own}
-        missing = sorted(set(self._shapes()) - set(known))
-        # Before the first step there is no state at all.
-        if moments and missing:
-            raise InputError(f"no optimizer state for {missing[0]}", where=where, right="reset_optimizer_state: true")
-        if moments:
-            check_fits(self._shapes(), known, where)
+        kinds = ["exp_avg"] if isinstance(self.trainer.optim, LionW) else ["exp_avg", "exp_avg_sq", "step"]
+        for name in self._shapes():
+            lacking = [kind for kind in kinds if kind not in moments.get(name, {})]
+            if lacking:
+                optimizer = self.values["optimizer"]["name"]
+                raise InputError(
+                    f"no {lacking[0]} of {name} in the checkpoint, which {optimizer} needs",
+                    where=where,
+                    right="reset_optimizer_state: true",
+                )
+        check_fits(self._shapes(), {name: own["exp_avg"] for name, own in moments.items() if own}, where)
         load_optimizer(self.trainer.dist_model, self.trainer.optim, moments)
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
@@ -152,6 +175,16 @@ class Restorer:
         trainer.epoch = state["epoch"]
         if state.get("min_train_loss") is not None:
             trainer.min_train_loss = state["min_train_loss"]
+
+    def _place_clipping(self) -> None:
+        """The norm that the next step clips to: OLMo's step sets it for the step after it, where a clipping warm-up
+        (`scheduler.grad_clip_warmup_steps`) makes it depend on the step."""
+        trainer = self.trainer
+        for group in trainer.optim.param_groups:
+            for key in ("max_grad_norm", "max_grad_norm_ratio"):
+                group[key] = trainer.scheduler.get_max_grad_norm(
+                    getattr(trainer.cfg, key), trainer.scheduler_current, trainer.scheduler_max
+                )
 
     def _skip_batches(self) -> None:
         """`fast_forward_batches`, once: upstream applies it again at every restart."""

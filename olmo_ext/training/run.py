@@ -6,6 +6,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -92,9 +93,10 @@ def train(
     :param stop: a request whose handlers are installed already; made here by default.
     :returns: 0 done (also if it was done before), 1 stopped for good, 75 stopped by a signal or the time limit after a
         complete checkpoint.
-    :raises InputError: one line; nothing of the folder was changed.
+    :raises InputError: one line; no checkpoint and no row of the folder was changed.
     :raises WorkError: the run failed; `state.json` says why.
     """
+    began = time.monotonic()  # Importing torch counts: a time limit is that of the command.
     directory = RunDirectory(run_directory)
     check_environment()
     if config.values["node"] is not None:
@@ -115,7 +117,8 @@ def train(
             with process_group() as ranks:
                 if agree(is_finished(config, directory), ranks):
                     return _nothing_to_do(directory, first=first)
-                return Session(config, directory=directory, stop=stop, ranks=ranks, progress=progress).run()
+                session = Session(config, directory=directory, stop=stop, ranks=ranks, progress=progress, began=began)
+                return session.run()
 
 
 def _nothing_to_do(directory: RunDirectory, *, first: bool) -> int:

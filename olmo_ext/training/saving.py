@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -28,6 +29,7 @@ from olmo_ext.upstream.training import RunTrainer
 
 log = logging.getLogger("olmo_ext.training")
 
+PERMANENT = ("save_interval", "save_interval_unsharded")
 ASSUMED_WRITE_RATE = 200e6
 """Bytes per second, before a save was measured."""
 
@@ -40,6 +42,7 @@ class Saver:
     """Saves one run.
 
     :param values: the run's resolved config, `config_text` the same as YAML.
+    :param checkpoint_bytes: size of one checkpoint, as it is estimated.
     :param extra: what goes into `train_state.json` beside the trainer's position.
     :param saved: called on rank 0, in the training thread, with the step of a checkpoint that has become complete.
     """
@@ -50,14 +53,14 @@ class Saver:
         *,
         values: Mapping[str, Any],
         config_text: str,
-        num_parameters: int,
+        checkpoint_bytes: int,
         ranks: Ranks,
         extra: Mapping[str, Any],
         saved: Callable[[int], None],
     ) -> None:
         self.store, self.values, self.ranks = store, values, ranks
         self._config_text, self._extra, self._saved = config_text, extra, saved
-        self._num_parameters = num_parameters
+        self._checkpoint_bytes = checkpoint_bytes
         self.save_seconds: float | None = None
         """Longest time from the beginning of a save to its end on the disk; None before the first."""
 
@@ -68,7 +71,7 @@ class Saver:
     # -- when -------------------------------------------------------------------------------------------------------
 
     def is_permanent(self, step: int, stop_step: int) -> bool:
-        intervals = (self.values["save_interval"], self.values["save_interval_unsharded"])
+        intervals = [self.values[name] for name in PERMANENT]
         return step == stop_step or any(interval and step % interval == 0 for interval in intervals)
 
     def is_due(self, step: int, stop_step: int) -> bool:
@@ -80,16 +83,19 @@ class Saver:
 
         :raises InputError: if not even two checkpoints fit.
         """
-        keep, interval = self.values["save_num_checkpoints_to_keep"], self.values["save_interval"]
-        many = steps // interval + 1 if interval else 1
+        keep = self.values["save_num_checkpoints_to_keep"]
+        intervals = {interval for name in PERMANENT if (interval := self.values[name])}
+        many = sum((steps - 1) // interval for interval in intervals) + 1
+        if len(intervals) == 2:
+            many -= (steps - 1) // math.lcm(*intervals)
         kept = max(1, many if keep < 0 else min(keep, many))
-        return files.check_space(self.store.path, size=files.estimated_bytes(self._num_parameters), kept=kept)
+        return files.check_space(self.store.path, size=self._checkpoint_bytes, kept=kept)
 
     def expected_seconds(self) -> float:
         """How long the next save will take."""
         if self.save_seconds is not None:
             return self.save_seconds
-        return files.estimated_bytes(self._num_parameters) / ASSUMED_WRITE_RATE
+        return self._checkpoint_bytes / ASSUMED_WRITE_RATE
 
     # -- how --------------------------------------------------------------------------------------------------------
 
@@ -175,6 +181,7 @@ class Saver:
             "tokens": trainer.global_train_tokens_seen,
             "seconds": trainer.seconds,
             "first_step": trainer.first_step,
+            "train_loss": trainer.cur_train_loss if trainer.cur_train_loss < float("inf") else None,
             "min_train_loss": trainer.min_train_loss if trainer.min_train_loss < float("inf") else None,
             "bolt_on_warmup": trainer.bolt_on_warmup,
             "world_size": self.ranks.world_size,

@@ -38,7 +38,10 @@ HEARTBEAT_SECONDS = 15.0
 
 
 class Session:
-    """The hooks of one attempt (see `olmo_ext.upstream.training.Hooks`). Built on every rank; rank 0 writes."""
+    """The hooks of one attempt (see `olmo_ext.upstream.training.Hooks`). Built on every rank; rank 0 writes.
+
+    :param began: when the run was asked for, on `time.monotonic`: its time limit counts from there.
+    """
 
     def __init__(
         self,
@@ -48,6 +51,7 @@ class Session:
         stop: StopRequest,
         ranks: Ranks,
         progress: bool | None,
+        began: float,
     ) -> None:
         self.config, self.values = config, config.values
         self.directory, self.stop, self.ranks = directory, stop, ranks
@@ -61,7 +65,7 @@ class Session:
 
         self.stop_reason: str | None = None
         self.step_seconds, self.evaluation_seconds = 0.0, 0.0
-        self._began = time.monotonic()
+        self._began = began
         self._heartbeat = 0.0
         self._indices: TextIO | None = None
         self.saver: Any = None
@@ -94,15 +98,17 @@ class Session:
 
     def _open(self, stack: ExitStack) -> None:
         before = self.directory.read_state()
-        attempt = agree(before.attempt + 1, self.ranks)
-        self.state = RunState(status="running", attempt=attempt, step=before.step, slurm_job=slurm_job())
+        attempt = agree(self.directory.last_attempt() + 1, self.ranks)
+        self.state = RunState(
+            status="running", attempt=attempt, step=before.step, max_steps=before.max_steps, slurm_job=slurm_job()
+        )
         name = f"attempt{attempt}-rank{self.ranks.rank}"
         handler = lines.open_log(self.directory.logs / f"{name}.log")
         stack.callback(lines.close_log, handler)
         logging.captureWarnings(True)
         stack.callback(logging.captureWarnings, False)
         self._failure_path = self.directory.logs / f"{name}.failure"
-        self.stop.on_leave = lambda: self._fail("a second Ctrl-C, before a checkpoint was written")
+        self.stop.on_leave = self._leave
 
     def _attempt(self, stack: ExitStack) -> int:
         values, ranks = self.values, self.ranks
@@ -115,7 +121,7 @@ class Session:
             self.store,
             values=values,
             config_text=self.config.dump(),
-            num_parameters=self.config.counts.total,
+            checkpoint_bytes=files.estimated_bytes(values, self.config.shape),
             ranks=ranks,
             extra={"data": data, "attempt": self.state.attempt, "run_name": values["run_name"]},
             saved=self._saved,
@@ -183,7 +189,10 @@ class Session:
             trainer.eval()
             trainer.dist_model.train()
         profile = self.values["torch_profiling"] and self.ranks.is_first
-        self._profiler = torch_profiler(self.directory.path / "profiler", self.ranks.device) if profile else None
+        self._profiler = None
+        if profile:
+            folder = self.directory.path / "profiler"
+            self._profiler = torch_profiler(folder, self.ranks.device, step=lambda: trainer.global_step)
         if self._profiler is not None:
             with self._profiler:
                 trainer.fit()
@@ -203,8 +212,9 @@ class Session:
                 f"the data ended at step {trainer.global_step} of {trainer.stop_step}: epoch or fast_forward_batches"
                 " lie beyond the run"
             )
-        if self.ranks.is_first and self.store.newest_complete(verify=False) != self.store.folder(trainer.global_step):
-            raise WorkError(f"no checkpoint of the last step {trainer.global_step}")
+        last = self.store.folder(trainer.global_step)
+        if self.ranks.is_first and (missing := files.incomplete_because(last, verify=False)):
+            raise WorkError(f"no checkpoint of the last step {trainer.global_step}: {missing}")
         if self._evaluation_is_due():
             # A signal in the last step: upstream's loop left without its evaluation.
             trainer.eval()
@@ -221,6 +231,8 @@ class Session:
             self.state.step = trainer.global_step
         if self.ranks.is_first:
             self.directory.write_state(self.state)
+            # From here on a second Ctrl-C ends the wait for W&B, and what was written stays true.
+            self.stop.on_leave = None
             self.wandb_run.finish(code)
         return code
 
@@ -234,9 +246,19 @@ class Session:
         try:
             if self.ranks.is_first:
                 self.directory.write_state(self.state)
+                self.stop.on_leave = None
                 self.wandb_run.finish(EXIT_FAILED)
             else:
                 self._failure_path.write_text(f"rank {self.ranks.rank}: {reason}\n")
+        except OSError as error:
+            log.error("state not written: %s", error)
+
+    def _leave(self) -> None:
+        """A second Ctrl-C: leave at once, without waiting for a write or for W&B, whose writer ends by itself."""
+        self.state.status, self.state.reason = "failed", "a second Ctrl-C, before a checkpoint was written"
+        try:
+            if self.ranks.is_first:
+                self.directory.write_state(self.state)
         except OSError as error:
             log.error("state not written: %s", error)
 
@@ -310,7 +332,7 @@ class Session:
             save_seconds=self.saver.expected_seconds(), step_seconds=self._seconds_ahead(step)
         ):
             self.stop.request("time limit")
-        self.final_reason = self._reason_to_give_up(step)
+        self.final_reason = self._reason_to_give_up()
         return self.final_reason or self.stop.reason
 
     def _seconds_ahead(self, step: int) -> float:
@@ -318,10 +340,11 @@ class Session:
         evaluates = step % self.trainer.cfg.eval_interval == 0
         return self.step_seconds + (self.evaluation_seconds if evaluates else 0.0)
 
-    def _reason_to_give_up(self, step: int) -> str | None:
+    def _reason_to_give_up(self) -> str | None:
         """Why the run should end for good, not done."""
         factor, trainer = self.values["early_stopping_factor"], self.trainer
-        if factor is not None and step > self.values["scheduler"]["t_warmup"]:
+        if factor is not None and trainer.scheduler_current > self.values["scheduler"]["t_warmup"]:
+            # Of the step before: this one's loss is not known yet.
             now, least = trainer.cur_train_loss, trainer.min_train_loss
             if now > factor * least:
                 return f"early stopping: loss {now:.4f} against its least {least:.4f}"

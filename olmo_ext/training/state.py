@@ -58,12 +58,15 @@ def gather(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Te
         }
     return (
         {name: tensor.detach().cpu() for name, tensor in weights.items()},
-        {name: {key: _as_tensor(value).cpu() for key, value in state.items()} for name, state in states.items()},
+        {name: {key: _on_cpu(value) for key, value in state.items()} for name, state in states.items()},
     )
 
 
-def _as_tensor(value: Any) -> torch.Tensor:
-    return value.detach() if isinstance(value, torch.Tensor) else torch.tensor(value)
+def _on_cpu(value: Any) -> torch.Tensor:
+    """An optimizer's entry. A scalar is copied wherever it is: AdamW counts its steps in a tensor on the CPU, in place,
+    while a thread still writes what was gathered from a GPU."""
+    tensor = value.detach() if isinstance(value, torch.Tensor) else torch.tensor(value)
+    return tensor.cpu() if tensor.dim() else tensor.clone().cpu()
 
 
 def _named_parameters(optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.nn.Parameter]]:

@@ -136,7 +136,8 @@ class RunTrainer(Trainer):
     """Where this run began: 0, or the step of the checkpoint that it was started from."""
 
     bolt_on_warmup: tuple[int, int] | None = None
-    """First and last step of a warm-up put on top of the schedule after a warm start."""
+    """Begin and end of a warm-up put on top of the schedule after a warm start, in the schedule's units (steps, or
+    tokens)."""
 
     _clock: float = 0.0
     _agreed_stop: bool = False
@@ -165,7 +166,8 @@ class RunTrainer(Trainer):
         return self.train_loader.dataset
 
     def set_bolt_on_warmup(self, first: int, last: int) -> None:
-        """Warm up from 0 to the schedule's value between two steps, as upstream does when the optimizer is new."""
+        """Warm up from 0 to the schedule's value between two points in the schedule's units, as upstream does when the
+        optimizer is new (it begins at the step, also where the units are tokens)."""
         self.bolt_on_warmup = (first, last)
         self.scheduler = BoltOnWarmupScheduler.wrap(self.scheduler, first, last)
 

@@ -112,6 +112,23 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_the_reason_said(tmp_path
         checkpoint.require_complete(store.folder(200))
 
 
+def test_a_newest_checkpoint_that_the_disk_does_not_give_back_is_passed_over(tmp_path, monkeypatch):
+    said: list[str] = []
+    store = CheckpointStore(tmp_path / "checkpoints", report=said.append)
+    for step in (100, 200):
+        store.write(snapshot(step))
+    original = checkpoint.sha256_of_file
+
+    def bad_sector(path):
+        if path == store.folder(200) / OPTIMIZER:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return original(path)
+
+    monkeypatch.setattr(checkpoint, "sha256_of_file", bad_sector)
+    assert store.newest_complete() == store.folder(100)
+    assert len(said) == 1 and "optimizer.safetensors cannot be read (Input/output error)" in said[0]
+
+
 def test_no_checkpoint_at_all_is_none(tmp_path):
     store = CheckpointStore(tmp_path / "checkpoints")
     assert store.newest_complete() is None
@@ -170,6 +187,29 @@ def test_retention_keeps_the_newest_and_the_named_steps(tmp_path):
     assert left(1) == [8, 11]
     assert left(2) == [4, 8, 11]
     assert left(0) == [11]
+
+
+@pytest.mark.parametrize("failing", ["rename", "rmtree"])
+def test_a_checkpoint_that_cannot_be_removed_is_said_and_stops_nothing(tmp_path, monkeypatch, failing):
+    """A network disk keeps a folder whose files another machine reads."""
+    said: list[str] = []
+    store = CheckpointStore(tmp_path / "checkpoints", report=said.append)
+    for step in (1, 2, 3):
+        store.write(snapshot(step))
+    module = os if failing == "rename" else shutil
+    original = getattr(module, failing)
+
+    def busy(path, *arguments, **options):
+        if Path(path).name.startswith("step1"):
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+        return original(path, *arguments, **options)
+
+    monkeypatch.setattr(module, failing, busy)
+    store.retain(written=3, permanent=lambda step: False, keep=0)
+    assert said == [f"checkpoint {store.folder(1)} could not be removed (Device or resource busy)"]
+    monkeypatch.undo()
+    check_whole(store.newest_complete(), 3)
+    assert not store.folder(2).exists()
 
 
 def test_retention_never_counts_an_incomplete_checkpoint(tmp_path):

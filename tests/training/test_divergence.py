@@ -59,9 +59,10 @@ def test_a_learning_rate_of_1000_stops_with_the_reason(forked, config, tmp_path)
     assert int(re.search(r"step (\d+)", state.reason)[1]) == state.step + 1
 
 
-def test_early_stopping_saves_and_is_not_requeued(forked, config, tmp_path):
+@pytest.mark.parametrize("warm_up", [(), ("scheduler.units=tokens", "scheduler.t_warmup=256")], ids=["steps", "tokens"])
+def test_early_stopping_saves_and_is_not_requeued(forked, config, tmp_path, warm_up):
     run = tmp_path / "run"
-    text = config("early_stopping_factor=0.5", "max_duration=9")
+    text = config("early_stopping_factor=0.5", "max_duration=9", *warm_up)
     ended = forked(lambda: train(text, run_directory=run))
     state = RunDirectory(run).read_state()
     assert ended.code == 1 and state.status == "failed" and "early stopping" in state.reason, ended.output

@@ -87,6 +87,33 @@ def test_resume_equals_an_uninterrupted_run(
     assert sorted(path.name for path in (run / "logs").glob("*.log")) == [f"attempt{n}-rank0.log" for n in range(1, 5)]
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [
+        ("early_stopping_factor=3",),
+        ("scheduler.grad_clip_warmup_steps=5", "scheduler.grad_clip_warmup_factor=0.1"),
+    ],
+    ids=["the loss before", "the norm to clip to"],
+)
+def test_what_a_step_takes_from_the_step_before_is_the_same_after_a_restart(
+    forked, config, tmp_path, same_checkpoint, setting
+):
+    straight, run = tmp_path / "straight", tmp_path / "run"
+    text = config(*setting, "max_duration=7")
+
+    def half():
+        stop_at(3, signal.SIGTERM)
+        return train(text, run_directory=run)
+
+    assert forked(lambda: train(text, run_directory=straight)).code == 0
+    assert forked(half).code == 75
+    ended = forked(lambda: train(text, run_directory=run))
+    assert ended.code == 0, ended.output
+    same_checkpoint(straight / "checkpoints/step7", run / "checkpoints/step7")
+    states = [json.loads((path / "checkpoints/step7/train_state.json").read_text()) for path in (straight, run)]
+    assert states[0]["train_loss"] == states[1]["train_loss"] and states[0]["min_train_loss"] < float("inf")
+
+
 def test_killed_anywhere_a_run_ends_with_the_same_weights(forked, config, tmp_path, straight, same_checkpoint):
     run = tmp_path / "killed"
     text = config(*OVERRIDES, "save_interval=2")
@@ -160,7 +187,7 @@ def test_another_config_is_refused_by_the_checkpoint_where_the_runs_own_was_lost
         return train(config("save_interval=2"), run_directory=run)
 
     assert forked(half).code == 75
-    own = run / "config.yaml"
+    own, first = run / "config.yaml", {path: path.read_bytes() for path in (run / "logs").iterdir()}
     if lost == "deleted":
         own.unlink()
     else:
@@ -171,6 +198,9 @@ def test_another_config_is_refused_by_the_checkpoint_where_the_runs_own_was_lost
     if lost != "edited":
         ended = forked(lambda: train(config("save_interval=2"), run_directory=run))
         assert ended.code == 0 and "continuing from" in ended.output, ended.output
+        # The attempt has its own number, and with it its own files, although state.json no longer said the last one.
+        assert [row.attempt for row in RunDirectory(run).read_metrics() if row.kind == "attempt"] == [1, 2]
+        assert first and all(path.read_bytes() == content for path, content in first.items())
 
 
 def test_a_run_with_a_schedule_horizon_can_be_extended(forked, config, tmp_path, same_checkpoint):
@@ -200,6 +230,9 @@ def test_moved_data_is_accepted_and_changed_data_refused(forked, config, tmp_pat
     assert forked(half).code == 75
     swapped = forked(lambda: train(text("b", "a"), run_directory=run))
     assert swapped.code == 2 and "same in another order" in swapped.output
+    assert forked(lambda: train(config("device_train_microbatch_size=3"), run_directory=run)).code == 2
+    state = RunDirectory(run).read_state()
+    assert (state.status, state.step, state.max_steps) == ("failed", 2, 4)
     content = bytearray((folder / "b.bin").read_bytes())
     content[0] ^= 1
     (folder / "b.bin").write_bytes(content)
@@ -226,10 +259,12 @@ def test_a_second_interrupt_leaves_at_once(forked, config, tmp_path):
     run = tmp_path / "run"
 
     def twice():
-        from olmo_ext.training import signals
+        from olmo_ext.training import signals, wandb_run
         from olmo_ext.training.session import Session
 
         signals.REPEAT_SECONDS = 0.05
+        # A server that does not answer is not waited for.
+        wandb_run.NullRun.finish = lambda self, code=0: time.sleep(100)  # type: ignore[method-assign]
         original = Session.wants_metrics
 
         def wants(self: Session, step: int) -> bool:
@@ -243,11 +278,68 @@ def test_a_second_interrupt_leaves_at_once(forked, config, tmp_path):
         Session.wants_metrics = wants  # type: ignore[method-assign]
         return train(config(), run_directory=run)
 
-    ended = forked(twice)
+    ended = forked(twice, seconds=60)
     assert ended.code == 130, ended.output
     assert "Ctrl-C again leaves at once" in ended.output
     assert RunDirectory(run).read_state().status == "failed"
     assert forked(lambda: train(config(), run_directory=run)).code == 0
+
+
+def test_interrupts_after_the_end_leave_what_was_written(forked, config, tmp_path):
+    """While W&B takes the last rows: the run is done, whatever comes."""
+    run = tmp_path / "run"
+
+    def late():
+        from olmo_ext.training import signals, wandb_run
+
+        signals.REPEAT_SECONDS = 0.05
+
+        def finish(self, code: int = 0) -> None:
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.2)
+
+        wandb_run.NullRun.finish = finish  # type: ignore[method-assign]
+        return train(config("max_duration=2"), run_directory=run)
+
+    ended = forked(late)
+    assert ended.code == 130, ended.output
+    state = RunDirectory(run).read_state()
+    assert (state.status, state.step, state.reason) == ("done", 2, "")
+
+
+def test_a_time_limit_counts_from_the_command_and_not_from_the_end_of_the_imports(forked, config, tmp_path):
+    def slow():
+        from olmo_ext.training import distributed, session
+
+        group, limit = distributed.process_group, session.TimeLimit
+
+        @contextmanager
+        def late():
+            time.sleep(0.5)
+            with group() as ranks:
+                yield ranks
+
+        def recorded(*, seconds, end_time):
+            print("seconds left:", seconds)
+            return limit(seconds=seconds, end_time=end_time)
+
+        distributed.process_group, session.TimeLimit = late, recorded
+        return train(config("max_duration=1", "time_limit=1000"), run_directory=tmp_path / "run")
+
+    ended = forked(slow)
+    left = [float(line.split()[-1]) for line in ended.output.splitlines() if line.startswith("seconds left:")]
+    assert ended.code == 0 and len(left) == 1 and left[0] <= 999.5, ended.output
+
+
+def test_a_damaged_checkpoint_beyond_the_end_is_not_taken_for_the_last_one(forked, config, tmp_path):
+    run = tmp_path / "run"
+    assert forked(lambda: train(config("max_duration=6", "save_interval=2"), run_directory=run)).code == 0
+    weights = run / "checkpoints/step6/model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    ended = forked(lambda: train(config("max_duration=6", "save_interval=2", "stop_at=5"), run_directory=run))
+    assert ended.code == 0 and "step6: model.safetensors is damaged" in ended.output, ended.output
+    assert RunDirectory(run).read_state().step == 5
 
 
 def test_the_run_saves_before_its_time_limit(forked, config, tmp_path):

@@ -33,6 +33,37 @@ def in_background(*, fails: bool = False, after: str = "") -> None:
     CheckpointStore.write = write  # type: ignore[method-assign]
 
 
+def test_what_was_gathered_does_not_count_the_steps_that_follow():
+    """AdamW counts in place, on the CPU beside weights on a GPU, while a thread writes: the counter would be ahead."""
+    import torch
+
+    from olmo_ext.training.state import gather
+
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW([{"params": list(model.parameters()), "param_names": ["weight", "bias"]}])
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    _, moments = gather(model, optimizer)
+    optimizer.step()
+    assert {float(own["step"]) for own in moments.values()} == {1.0}
+
+
+def test_the_checkpoints_that_are_kept_are_counted_from_every_interval(config, monkeypatch):
+    from olmo_ext.training import saving
+
+    seen: list[int] = []
+    monkeypatch.setattr(saving.files, "check_space", lambda path, *, size, kept: seen.append(kept))
+    store = type("Store", (), {"path": None})()
+    for first, second in ((2, 3), (2, 2), (4, None), (None, 5), (None, None), (7, 12), (100, 1)):
+        values = {"save_interval": first, "save_interval_unsharded": second, "save_num_checkpoints_to_keep": -1}
+        saver = saving.Saver(
+            store, values=values, config_text="", checkpoint_bytes=1, ranks=None, extra={}, saved=lambda step: None
+        )
+        saver.check_space(12)
+        assert seen.pop() == sum(saver.is_permanent(step, 12) for step in range(1, 13)), (first, second)
+
+
 @pytest.mark.parametrize("number", [1, 2])
 def test_training_goes_on_while_a_checkpoint_is_written_and_it_is_that_of_its_step(
     forked, on_ranks, config, tmp_path, same_checkpoint, number

@@ -90,6 +90,7 @@ def test_a_level_takes_adamws_step_on_the_mean_of_its_gradients_when_its_period_
 )
 def test_the_planned_memory_of_weights_moments_and_sums_is_what_the_optimizer_holds(config, overrides):
     from olmo_ext.shapes.memory import StepSettings, estimate_memory
+    from olmo_ext.training.checkpoint import estimated_bytes
 
     model, optimizer, resolved = small_model(config, *overrides)
     for step in range(1, 3):
@@ -105,6 +106,8 @@ def test_the_planned_memory_of_weights_moments_and_sums_is_what_the_optimizer_ho
     assert held["grad_sum"] == planned.sums > 0
     assert held["exp_avg"] + held["exp_avg_sq"] == planned.moments
     assert sum(p.numel() * p.element_size() for p in model.parameters()) == planned.weights
+    saved = estimated_bytes(resolved.values, resolved.shape)
+    assert saved == planned.weights + planned.moments + planned.sums
 
 
 def test_the_sums_of_a_period_are_reported(config):

@@ -203,6 +203,24 @@ def test_fast_forward_skips_batches_once_and_not_at_every_restart(forked, config
     assert [sample_ids(run)[step] for step in (1, 2)] == [sample_ids(plain)[step] for step in (11, 12)]
 
 
+def test_skipped_batches_are_data_that_the_loader_gives_also_where_the_run_stops_early(forked, config, tmp_path):
+    def needed() -> int:
+        from olmo_ext.schedule import run_length
+        from olmo_ext.training import building
+
+        original = building.build_train_loader
+
+        def seen(values, **options):
+            print("steps of data:", run_length(values).steps)
+            return original(values, **options)
+
+        building.build_train_loader = seen
+        return train(config("fast_forward_batches=10", "max_duration=100", "stop_at=2"), run_directory=tmp_path / "run")
+
+    ended = forked(needed)
+    assert ended.code == 0 and "steps of data: 12\n" in ended.output, ended.output
+
+
 def test_upstream_still_has_what_the_trainer_overrides():
     """Names and signatures of ai2-olmo 0.6.0 that `olmo_ext.upstream.training` relies on."""
     import olmo.train
@@ -212,17 +230,7 @@ def test_upstream_still_has_what_the_trainer_overrides():
     from olmo_ext.upstream.training import RunTrainer
 
     for name, value in vars(RunTrainer).items():
-        ours_alone = (
-            "set_bolt_on",
-            "loss_divisor",
-            "autocast",
-            "_clip",
-            "_before",
-            "_report",
-            "_",
-            "hooks",
-            "first_step",
-        )
+        ours_alone = ("set_bolt_on", "loss_divisor", "autocast", "_")
         if inspect.isfunction(value) and not name.startswith(ours_alone):
             assert hasattr(Trainer, name), name
             theirs = inspect.signature(getattr(Trainer, name)).parameters
