@@ -152,6 +152,7 @@ def _wrap_fsdp(model: Any, cfg: TrainConfig, ranks: Ranks) -> FSDP:
             raise InputError(
                 f"{replicas} model replicas do not divide {ranks.world_size} ranks",
                 where="fsdp.hybrid_sharding_num_model_replicas",
+                right=f"a divisor of {ranks.world_size}",
             )
         shape = (replicas, ranks.world_size // replicas)
         options["device_mesh"] = init_device_mesh(ranks.device.type, shape)

@@ -13,6 +13,7 @@ import torch
 from olmo_ext.errors import InputError
 from olmo_ext.shapes.model import ModelShape
 from olmo_ext.training import checkpoint as files
+from olmo_ext.training.parameter_names import clean_name
 from olmo_ext.training.state import OptimizerState, Tensors
 
 MEANING = [
@@ -64,6 +65,8 @@ def load_foreign(
 
 def _ours(path: Path, *, with_optimizer: bool, with_position: bool) -> Found:
     files.require_complete(path)
+    if (with_optimizer or with_position) and "tokens" not in files.read_train_state(path):
+        raise _weights_only("an imported model's checkpoint", f"load_path {path}")
     return Found(
         weights=files.load_model_state(path),
         moments=files.load_optimizer_state(path) if with_optimizer else None,
@@ -71,10 +74,15 @@ def _ours(path: Path, *, with_optimizer: bool, with_position: bool) -> Found:
     )
 
 
-def _load_plain(path: Path) -> Any:
-    """:raises InputError: if the file holds more than tensors, numbers and text."""
+def _weights_only(what: str, where: str) -> InputError:
+    right = "reset_optimizer_state: true and reset_trainer_state: true"
+    return InputError(f"{what} holds weights only", where=where, right=right)
+
+
+def _load_plain(path: Path) -> dict[Any, Any]:
+    """:raises InputError: if the file holds more than tensors, numbers and text, or no table of them."""
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except FileNotFoundError:
         raise InputError("no such file", where=str(path)) from None
     except Exception as error:  # noqa: BLE001  (torch raises many kinds)
@@ -83,6 +91,9 @@ def _load_plain(path: Path) -> Any:
             where=str(path),
             right="files that would run code when loaded are refused",
         ) from None
+    if not isinstance(content, dict):
+        raise InputError(f"holds a {type(content).__name__}", where=str(path), right="a table, as OLMo saves it")
+    return content
 
 
 def _olmo_unsharded(path: Path, *, with_optimizer: bool, with_position: bool) -> Found:
@@ -93,54 +104,51 @@ def _olmo_unsharded(path: Path, *, with_optimizer: bool, with_position: bool) ->
             where=f"load_path {path}",
             right="reset_trainer_state: true",
         )
-    weights = {_clean(name): tensor for name, tensor in _load_plain(path / "model.pt").items()}
+    weights = {clean_name(str(name)): tensor for name, tensor in _load_plain(path / "model.pt").items()}
+    for name, tensor in weights.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise InputError(f"{name} is no tensor", where=str(path / "model.pt"), right="a model's state alone")
     moments = _olmo_moments(_load_plain(path / "optim.pt"), path) if with_optimizer else None
     return Found(weights=weights, moments=moments)
 
 
 def _olmo_moments(content: Mapping[str, Any], path: Path) -> OptimizerState:
-    """Optimizer state by parameter name: FSDP saves names, DDP the numbers that `param_groups` gives names to."""
+    """Optimizer state by parameter name: FSDP saves names, DDP the numbers that `param_groups` gives names to.
+
+    :raises InputError: for parameters without a name, and for what is no optimizer's state.
+    """
+    where, right = str(path / "optim.pt"), "reset_optimizer_state: true"
     names: dict[Any, str] = {}
-    for group in content["param_groups"]:
-        names.update(zip(group["params"], group.get("param_names", group["params"]), strict=True))
     found: OptimizerState = {}
-    for key, own in content["state"].items():
-        name = names.get(key, key)
-        if not isinstance(name, str):
-            raise InputError(
-                f"no name for parameter {key}", where=str(path / "optim.pt"), right="reset_optimizer_state: true"
-            )
-        found[_clean(name)] = {
-            kind: value if isinstance(value, torch.Tensor) else torch.tensor(float(value))
-            for kind, value in own.items()
-        }
+    try:
+        for group in content["param_groups"]:
+            names.update(zip(group["params"], group.get("param_names", group["params"]), strict=True))
+        for key, own in content["state"].items():
+            name = names.get(key, key)
+            if not isinstance(name, str):
+                raise InputError(f"no name for parameter {key}", where=where, right=right)
+            found[clean_name(name)] = {
+                kind: value if isinstance(value, torch.Tensor) else torch.tensor(float(value))
+                for kind, value in own.items()
+            }
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"no optimizer's state ({type(error).__name__}: {error})", where=where, right=right) from None
     return found
-
-
-def _clean(name: str) -> str:
-    return name.replace("_fsdp_wrapped_module.", "").removeprefix("module.")
 
 
 def _hugging_face(
     path: Path, model: Mapping[str, Any], shape: ModelShape, *, with_optimizer: bool, with_position: bool
 ) -> Found:
-    import json
-
     from olmo_ext.config import differing_keys, load_run_config
-    from olmo_ext.export.configs import model_section
     from olmo_ext.export.folder import name_table
-    from olmo_ext.export.importer import read_weights
+    from olmo_ext.export.importer import read_config, read_weights
     from olmo_ext.export.names import to_olmo
 
     where = f"load_path {path}"
     if with_optimizer or with_position:
-        raise InputError(
-            "a Hugging Face folder holds weights only",
-            where=where,
-            right="reset_optimizer_state: true and reset_trainer_state: true",
-        )
-    config = json.loads((path / "config.json").read_text())
-    loaded = load_run_config({"model": model_section(config, where=str(path / "config.json"))})
+        raise _weights_only("a Hugging Face folder", where)
+    values, config = read_config(path)
+    loaded = load_run_config(values)
     theirs, ours = ({key: section[key] for key in MEANING} for section in (loaded.values["model"], model))
     for meaning, of in ((theirs, loaded.shape), (ours, shape)):
         meaning["n_heads, n_kv_heads"] = [(each.attention.n_heads, each.attention.n_kv_heads) for each in of.layers]

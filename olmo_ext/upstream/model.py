@@ -32,6 +32,7 @@ from olmo_ext.errors import InputError
 from olmo_ext.rundir import RunDirectory
 from olmo_ext.shapes.counts import ShapeCounts, count
 from olmo_ext.shapes.model import AttentionSpec, FFNSpec, LayerShape, ModelShape
+from olmo_ext.training.parameter_names import clean_name
 from olmo_ext.upstream.version import check_upstream
 
 
@@ -86,7 +87,11 @@ def shaped_model_config(model: Mapping[str, Any], shape: ModelShape) -> ShapedMo
             right=f"n_layers {config.n_layers} and d_model {config.d_model} are configured",
         )
     if config.alibi and any(layer.attention.n_heads != config.n_heads for layer in shape.layers):
-        raise InputError("ALiBi has one slope per head of the whole model", where="model.attention.n_heads")
+        raise InputError(
+            "ALiBi has one slope per head of the whole model",
+            where="model.attention.n_heads",
+            right=str(config.n_heads),
+        )
     return config
 
 
@@ -134,7 +139,7 @@ def regrouped(state_dict: dict[str, Any], group_size: int) -> tuple[dict[str, An
     renamed: dict[str, Any] = {}
     origin: dict[str, set[str]] = {}
     for key, tensor in state_dict.items():
-        name = key.replace("_fsdp_wrapped_module.", "").replace("_orig_mod.", "")
+        name = clean_name(key)
         if match := grouped.match(name):
             layer = int(match[1]) * saved_size + int(match[2])
             name = f"transformer.blocks.{layer}.{name[match.end() :]}"
@@ -246,9 +251,10 @@ def load_model_from_run(
     """A run's model in eval mode, and its config.
 
     :param step: which checkpoint; the newest complete one by default.
-    :raises InputError: if there is no such complete checkpoint.
+    :raises InputError: if there is no such complete checkpoint, or config.yaml is not that of its model.
     """
     from olmo_ext.training.checkpoint import CheckpointStore, load_model_state, require_complete
+    from olmo_ext.training.state import check_fits
 
     run = RunDirectory(run_directory)
     if not run.exists():
@@ -262,6 +268,7 @@ def load_model_from_run(
         require_complete(checkpoint)
     model = build_model(config, device="meta").to_empty(device="cpu")
     state, _ = model._make_state_dict_compatible(load_model_state(checkpoint))
+    check_fits(model.state_dict(), state, str(checkpoint))
     model.load_state_dict(state)
     model.config.init_device = "cpu"
     return model.to(torch.device(device)).eval(), config

@@ -50,13 +50,16 @@ def test_a_warm_start_with_everything_goes_on_as_the_run_would_have(
     assert {step: ids for step, ids in sample_ids(straight).items() if step > 4} == sample_ids(run)
 
 
-def test_a_new_optimizer_warms_up_again_also_after_a_restart(forked, config, tmp_path, source, metric_rows):
+@pytest.mark.parametrize("units", ["steps", "tokens"])
+def test_a_new_optimizer_warms_up_again_also_after_a_restart(forked, config, tmp_path, source, metric_rows, units):
     from olmo.optim import BoltOnWarmupScheduler, CosWithWarmup
 
     run = tmp_path / "run"
-    text = config(
-        "scheduler.t_max=100", "max_duration=9", f"load_path={source}", "reset_optimizer_state=true", "save_interval=1"
-    )
+    schedule = ("scheduler.t_max=100",)
+    if units == "tokens":
+        schedule = ("scheduler.units=tokens", f"scheduler.t_max={100 * 128}", f"scheduler.t_warmup={2 * 128}")
+    reset = (f"load_path={source}", "reset_optimizer_state=true")
+    text = config(*schedule, *reset, "max_duration=9", "save_interval=1")
 
     def half():
         at_step(6, lambda session: os.kill(os.getpid(), signal.SIGTERM))
@@ -67,12 +70,20 @@ def test_a_new_optimizer_warms_up_again_also_after_a_restart(forked, config, tmp
     inner = CosWithWarmup(
         grad_clip_warmup_steps=None, grad_clip_warmup_factor=None, warmup_min_lr=None, warmup_steps=2, t_max=100
     )
-    schedule = BoltOnWarmupScheduler.wrap(inner, 4, 6)
+    by_hand = BoltOnWarmupScheduler.wrap(inner, 4, 6)
     rates = [row["values"]["optim/learning_rate"] for row in metric_rows(run, "train")]
-    assert rates == [schedule.get_lr(1e-2, step, 9) for step in range(5, 10)]
+    assert rates == pytest.approx([by_hand.get_lr(1e-2, step, 9) for step in range(5, 10)], rel=1e-12)
     # The bias correction of a new optimizer counts from the warm start.
     moments = load_file(run / "checkpoints/step9/optimizer.safetensors")
     assert {float(tensor) for name, tensor in moments.items() if name.startswith("step/")} == {5.0}
+
+
+def test_a_named_epoch_is_begun_and_not_the_checkpoints_gone_on_with(forked, config, tmp_path, source, sample_ids):
+    straight, run = tmp_path / "straight", tmp_path / "run"
+    assert forked(lambda: train(config("epoch=1", "max_duration=2"), run_directory=straight)).code == 0
+    text = config(f"load_path={source}", "epoch=1", "max_duration=6")
+    assert forked(lambda: train(text, run_directory=run)).code == 0
+    assert [sample_ids(run)[step] for step in (5, 6)] == [sample_ids(straight)[step] for step in (1, 2)]
 
 
 def test_a_new_position_starts_at_step_0_with_the_weights(forked, config, tmp_path, source, metric_rows):
@@ -153,6 +164,63 @@ def test_what_cannot_be_loaded_is_refused_in_one_line(forked, config, tmp_path, 
         ended = forked(lambda overrides=overrides, run=run: train(config(*overrides), run_directory=run))
         assert ended.code == 2 and said in ended.output.splitlines()[-1], ended.output
         assert RunDirectory(run).read_state().status == "failed"
+
+
+def test_an_optimizer_that_needs_more_than_the_checkpoint_has_is_refused(forked, config, tmp_path):
+    source, run = tmp_path / "source", tmp_path / "run"
+    lion = config("optimizer.name=lionw", "max_duration=1")
+    assert forked(lambda: train(lion, run_directory=source)).code == 0
+    ended = forked(lambda: train(config(f"load_path={source}/checkpoints/step1"), run_directory=run))
+    assert ended.code == 2 and "no exp_avg_sq of " in ended.output.splitlines()[-1], ended.output
+    assert "reset_optimizer_state: true" in ended.output.splitlines()[-1]
+
+
+def test_an_imported_model_gives_weights_alone(config, tmp_path):
+    from olmo_ext.errors import InputError
+    from olmo_ext.training.checkpoint import CheckpointStore, Snapshot
+    from olmo_ext.training.distributed import Ranks
+    from olmo_ext.training.foreign import load_foreign
+    from olmo_ext.training.restore import own_checkpoint
+
+    store = CheckpointStore(tmp_path / "checkpoints")
+    tensors = {"model.safetensors": {"w": torch.ones(2)}, "optimizer.safetensors": {}}
+    store.write(Snapshot(step=0, tensors=tensors, texts={"train_state.json": '{"format": 1, "step": 0}'}))
+    text, one = config(), Ranks(rank=0, world_size=1, local_rank=0, device=torch.device("cpu"))
+    with pytest.raises(InputError, match="weights only; another run with load_path"):
+        own_checkpoint(store, {}, one)
+    for optimizer, position in ((True, False), (False, True), (False, False)):
+        load = {"model": text.values["model"], "shape": text.shape, "with_optimizer": optimizer}
+        if optimizer or position:
+            with pytest.raises(InputError, match="weights only; reset_optimizer_state"):
+                load_foreign(str(store.folder(0)), **load, with_position=position)
+        else:
+            assert load_foreign(str(store.folder(0)), **load, with_position=position).weights.keys() == {"w"}
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"model.pt": [1.0]}, r"model\.pt: holds a list"),
+        ({"model.pt": {"w": 5}}, r"model\.pt: w is no tensor"),
+        ({"model.pt": b"torn"}, r"model\.pt: cannot be read as plain tensors"),
+        ({"model.pt": {}}, r"optim\.pt: no such file"),
+        ({"model.pt": {}, "optim.pt": {}}, r"optim\.pt: no optimizer's state"),
+        ({"model.pt": {}, "optim.pt": {"param_groups": [], "state": {"w": 5}}}, r"optim\.pt: no optimizer's state"),
+        ({"model.pt": {}, "optim.pt": {"param_groups": [], "state": {3: {}}}}, r"optim\.pt: no name for parameter 3"),
+        ({"config.json": b"{"}, r"config\.json: not JSON"),
+        ({"config.json": b"[]"}, r"config\.json: holds no object"),
+    ],
+)
+def test_a_foreign_checkpoint_of_any_content_is_one_line(config, tmp_path, files, said):
+    from olmo_ext.errors import InputError
+    from olmo_ext.training.foreign import load_foreign
+
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content) if isinstance(content, bytes) else torch.save(content, tmp_path / name)
+    text = config()
+    load = {"model": text.values["model"], "shape": text.shape, "with_position": False}
+    with pytest.raises(InputError, match=said):
+        load_foreign(str(tmp_path), **load, with_optimizer="model.pt" in files)
 
 
 def test_block_groups_and_strategy_may_change_on_restart(forked, on_ranks, config, tmp_path):

@@ -163,3 +163,6 @@ def test_a_model_loads_from_its_run_directory_the_newest_or_a_named_step(tmp_pat
         assert torch.equal(model(tokens).logits, models[expected].eval()(tokens).logits)
     with pytest.raises(InputError, match="step3"):
         load_model_from_run(run.path, step=3)
+    run.write_config(load_run_config(VALUES, ["model.ffn.d_ff=[16,32]"]).values)
+    with pytest.raises(InputError, match=r"step2: .*ff_out.weight is \[32, 24\] in the checkpoint"):
+        load_model_from_run(run.path)
