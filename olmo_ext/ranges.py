@@ -123,14 +123,15 @@ def contradiction(values: Mapping[str, Any]) -> tuple[str, str, str] | None:
         return "model.alibi", "beside rope: a model has one kind of positions", "alibi: false, or rope: false"
     if layers % group:
         return "model.block_group_size", f"{group} does not divide n_layers {layers}", "a divisor of n_layers"
-    if data["timeout"] and not data["num_workers"]:
-        return "data.timeout", "there is no worker to wait for", "0, or data.num_workers above 0"
     if data["generate_doc_lengths"] and not model["flash_attention"]:
         return "data.generate_doc_lengths", "documents are kept apart by flash attention alone", "flash_attention: true"
-    for section in (data, *(evaluator["data"] for evaluator in values["evaluators"])):
+    evaluators = ((f"evaluators.{number}.data", each["data"]) for number, each in enumerate(values["evaluators"]))
+    for place, section in (("data", data), *evaluators):
+        if section["timeout"] and not section["num_workers"]:
+            return f"{place}.timeout", "there is no worker to wait for", f"0, or {place}.num_workers above 0"
         chosen = section["instance_filter"]
         if chosen is not None and chosen["repetition_min_period"] > chosen["repetition_max_period"]:
             low, high = chosen["repetition_min_period"], chosen["repetition_max_period"]
             what = f"repetition_min_period {low} is above repetition_max_period {high}: nothing would be filtered"
-            return "data.instance_filter", what, "min at most max"
+            return f"{place}.instance_filter", what, "min at most max"
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -100,7 +101,8 @@ def _open_instances(cfg: TrainConfig, config: EvaluatorConfig) -> tuple[TokenIns
     """The evaluator's token files, looked at and checked, and their groups."""
     section, where = config.data, f"evaluators, {config.label}"
     if bool(section.paths) == bool(section.datasets):
-        raise InputError("names no data, or twice", where=where, right="data.paths or data.datasets")
+        found = "both data.paths and data.datasets" if section.paths else "neither data.paths nor data.datasets"
+        raise InputError(f"has {found}", where=where, right="one of them")
     by_label = {config.label: section.paths} if section.paths else section.datasets or {}
     vocabulary, length = cfg.model.vocab_size, cfg.model.max_sequence_length
     dtype = check_dtype(section.memmap_dtype, vocabulary, where=where)
@@ -116,7 +118,12 @@ def _open_instances(cfg: TrainConfig, config: EvaluatorConfig) -> tuple[TokenIns
         byte = np.dtype(np.uint8)
         found = inspect_files(section.label_mask_paths, dtype=byte, sequence_length=length, vocabulary_size=2)
         if [file.num_instances for file in found] != [file.num_instances for file in files]:
-            raise InputError("label masks of other lengths than the token files", where=where)
+            raise InputError(
+                f"label masks of {[file.num_instances for file in found]} instances for token files of"
+                f" {[file.num_instances for file in files]}",
+                where=where,
+                right="one byte for each token, the masks in the order of the token files (datasets by label)",
+            )
         masks = _reader(found, dtype=byte, length=length, vocabulary=2)
     pad = cfg.model.pad_token_id if section.generate_attention_mask else None
     return TokenInstances(reader, label_masks=masks, attention_mask_for=pad), groups
@@ -177,7 +184,8 @@ def build_language_model_evaluator(
 def build_task_evaluator(cfg: TrainConfig, config: EvaluatorConfig, tokenizer: Any, device: torch.device) -> Evaluator:
     """One of upstream's tasks, from the files in its wheel."""
     built = build_downstream_evaluator(cfg, config, tokenizer, device)
-    whole = built.subset_num_batches is None and cfg.eval_subset_num_batches <= 0
+    subset = built.subset_num_batches if built.subset_num_batches is not None else cfg.eval_subset_num_batches
+    whole = subset <= 0
     samples = getattr(built.eval_loader.dataset, "samples", None)
     return DownstreamEvaluator(
         label=built.label,
@@ -203,9 +211,22 @@ def _load_tokenizer(cfg: TrainConfig) -> Any:
         ) from None
 
 
+def reported_names(config: EvaluatorConfig) -> list[str]:
+    """What the names of an evaluator's numbers begin with."""
+    if config.type == EvaluatorType.lm:
+        return [f"eval/{label}" for label in config.data.datasets or [config.label]]
+    return [f"eval/downstream/{config.label}"]
+
+
 def build_evaluators(cfg: TrainConfig, *, device: torch.device, world_size: int, rank: int) -> list[Evaluator]:
     """All evaluators of the config. The tokenizer is loaded only where a downstream task needs it: it may be a name
-    that only the network knows."""
+    that only the network knows.
+
+    :raises InputError: for unknown tasks, unusable data, and two that would report under one name.
+    """
+    reported = Counter(name for config in cfg.evaluators for name in reported_names(config))
+    if twice := [name for name, number in reported.items() if number > 1]:
+        raise InputError(f"two evaluations report as {twice[0]}", where="evaluators", right="labels that differ")
     evaluators: list[Evaluator] = []
     tokenizer = None
     for config in cfg.evaluators:

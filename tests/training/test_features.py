@@ -69,10 +69,13 @@ def test_sixteen_widths_are_all_compiled_and_none_again_after_an_evaluation(fork
 
 
 def test_a_profile_is_written_to_the_run_on_a_cpu_too(forked, config, tmp_path):
-    text = config("torch_profiling=true", "max_duration=6")
-    assert forked(lambda: train(text, run_directory=tmp_path / "run")).code == 0
-    traces = list((tmp_path / "run/profiler").glob("*.chrome_trace.json.gz"))
-    assert len(traces) == 1 and traces[0].stat().st_size > 1000
+    for stop_after in ("6", "null"):
+        text = config("torch_profiling=true", "max_duration=12", f"stop_after={stop_after}")
+        assert forked(lambda text=text: train(text, run_directory=tmp_path / "run")).code == 0
+    # Named for the run's step, so that a restart keeps the trace that is there.
+    traces = sorted((tmp_path / "run/profiler").glob("*.chrome_trace.json.gz"))
+    assert [trace.name.partition(".")[0] for trace in traces] == ["step11", "step5"]
+    assert all(trace.stat().st_size > 1000 for trace in traces)
     assert "aten::" in next((tmp_path / "run/profiler").glob("*.txt")).read_text()
 
 
@@ -212,6 +215,50 @@ def test_a_task_has_the_same_score_and_item_count_on_one_and_two_ranks(
     assert 0 < first["eval/downstream/twenty-one_acc"] < 1
 
 
+@pytest.mark.parametrize(
+    ("subset", "of_all", "items"), [(None, -1, 21), (-1, 5, 21), (0, 5, 21), (None, 5, None), (3, -1, None)]
+)
+def test_items_are_counted_where_the_whole_task_is_asked(config, monkeypatch, subset, of_all, items):
+    from types import SimpleNamespace
+
+    from olmo.config import EvaluatorType
+
+    from olmo_ext.training import evaluators
+
+    samples = [{"doc_id": number // 2} for number in range(42)]
+    loader = SimpleNamespace(dataset=SimpleNamespace(samples=samples))
+    built = SimpleNamespace(label="t", type=EvaluatorType.downstream, eval_loader=loader, eval_metric=None)
+    built.subset_num_batches = subset
+    monkeypatch.setattr(evaluators, "build_downstream_evaluator", lambda *arguments: built)
+    cfg = SimpleNamespace(eval_subset_num_batches=of_all)
+    assert evaluators.build_task_evaluator(cfg, None, None, torch.device("cpu")).num_items == items
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        {"label": "v", "data": {"paths": ["b.bin"]}},
+        {"label": "w", "data": {"datasets": {"u": ["b.bin"], "v": ["b.bin"]}}},
+        {"label": "copa", "type": "downstream"},
+    ],
+)
+def test_two_evaluations_of_one_name_are_refused(config, second):
+    from olmo_ext.training.evaluators import build_evaluators
+    from olmo_ext.upstream.training import train_config
+
+    evaluators = [{"label": "v", "data": {"paths": ["a.bin"]}}, {"label": "copa", "type": "downstream"}, second]
+    cfg = train_config(config(evaluators=evaluators))
+    with pytest.raises(InputError, match="two evaluations report as eval/(v|downstream/copa)"):
+        build_evaluators(cfg, device=torch.device("cpu"), world_size=1, rank=0)
+
+
+def test_a_timeout_without_workers_is_refused_for_an_evaluator_too(config):
+    """torch asserts on it when the evaluation begins."""
+    files = {"paths": ["v.bin"], "memmap_dtype": "uint16", "timeout": 5}
+    with pytest.raises(InputError, match=r"evaluators\.0\.data\.timeout: there is no worker.*num_workers above 0"):
+        config(evaluators=[{"label": "v", "data": files}])
+
+
 def test_unusable_tasks_and_tokenizers_are_one_line(forked, config, tmp_path):
     for label, tokenizer, said in (
         ("hellaswagg", "x", "did you mean hellaswag"),
@@ -259,6 +306,12 @@ def test_lionw_restarts_as_it_would_have_gone_on(forked, config, tmp_path, same_
     assert forked(half).code == 75
     assert forked(lambda: train(config(*overrides), run_directory=run)).code == 0
     same_checkpoint(straight / "checkpoints/step4", run / "checkpoints/step4")
+    # One moment: a disk with room for it must not be refused for AdamW's two.
+    from olmo_ext.training.checkpoint import estimated_bytes
+
+    text, tensors = config(*overrides), [load_file(path) for path in (run / "checkpoints/step4").glob("[mo]*tensors")]
+    saved = sum(tensor.numel() * tensor.element_size() for own in tensors for tensor in own.values())
+    assert len(tensors) == 2 and saved == estimated_bytes(text.values, text.shape)
 
 
 def test_parameter_metrics_are_written_at_their_interval(forked, config, tmp_path, metric_rows):
