@@ -99,7 +99,8 @@ def test_rows_of_any_content_cost_themselves_only_for_every_reader(tmp_path: Pat
 
     run = RunDirectory(tmp_path)
     odd = [
-        b"\x00\xff\xfe", b"[]", b"5", b"null", b"{}", b'"kind"', b'{"kind": "train"}', b"{" * 3000, b"[" * 100_000, b"\r",
+        b"\x00\xff\xfe", b"[]", b"5", b"null", b"{}", b'"kind"', b'{"kind": "train"}', b"{" * 3000, b"\r",
+        b"[" * 100_000,
         b'{"kind": "train", "attempt": 1, "step": "9"}', b'{"kind": "attempt", "attempt": 1, "step": null}',
         b'{"kind": "train", "attempt": 1, "step": 9, "values": [1]}', b'{"kind": ["train"], "attempt": 1, "step": 9}',
         b'{"kind": "train", "attempt": 1, "step": 9, "tokens": "many"}',
