@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -12,10 +13,12 @@ import pytest
 
 from olmo_ext.errors import InputError
 from olmo_ext.launch.freeze import freeze_code, link_code
+from olmo_ext.launch.plan import members_of, prepare
 from olmo_ext.launch.preflight import preflight
 from olmo_ext.launch.rule import Placement, estimate, node_settings
 from olmo_ext.launch.sweep import load_sweep
 from olmo_ext.nodes import load_hardware
+from olmo_ext.training.run import is_finished
 
 BASE = """
 model: {d_model: 64, n_heads: 4, n_layers: 2, max_sequence_length: 8, vocab_size: 256, embedding_size: 256,
@@ -73,6 +76,49 @@ def test_a_disk_too_small_for_the_newest_checkpoints_is_refused(project: Path, m
     real = shutil.disk_usage(project)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: real._replace(free=1000))
     assert "2 runs need" in findings(project, "seeds: [1, 2]").errors[0]
+
+
+def test_checkpoints_of_finished_runs_make_no_room_for_those_of_the_missing_ones(project: Path, monkeypatch) -> None:
+    def least(*there: str) -> float:
+        for name in there:
+            (project / "runs" / "sweep" / name).mkdir(parents=True)
+            with open(project / "runs" / "sweep" / name / "model", "wb") as file:
+                file.truncate(1 << 40)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: real._replace(free=1))
+        (project / "sweep.yaml").write_text("base: base.yaml\nseeds: [1, 2, 3]")
+        sweep = load_sweep(project / "sweep.yaml")
+        (error,) = preflight(sweep, sweep.runs[1:], project / "runs" / "sweep").errors
+        return float(re.search(r"need ([\d.]+) MiB", error)[1])
+
+    real = shutil.disk_usage(project)
+    nothing = least()
+    assert least("sweep-s1/checkpoints/step5") == nothing
+    # Of a run's own only the newest counts: one of three is written anew.
+    assert least("sweep-s2/checkpoints/step5", "sweep-s2/checkpoints/step10") == pytest.approx(
+        nothing * 2 / 3, rel=0.05
+    )
+
+
+def test_a_run_that_was_done_at_an_earlier_stop_goes_on_when_the_sweep_lets_it(project: Path) -> None:
+    (project / "sweep.yaml").write_text("base: base.yaml\nstop_at: 3")
+    short = load_sweep(project / "sweep.yaml")
+    (member,) = members_of(short, project / "runs")
+    prepare(short, project / "runs", [member])
+    state = member.directory.read_state()
+    state.status, state.step, state.attempt = "done", 3, 1
+    member.directory.write_state(state)
+    (member,) = members_of(short, project / "runs")
+    assert member.is_done
+    prepare(short, project / "runs", [member])
+    assert member.directory.read_state().status == "done"
+    (project / "sweep.yaml").write_text("base: base.yaml")
+    longer = load_sweep(project / "sweep.yaml")
+    (member,) = members_of(longer, project / "runs")
+    assert not member.is_done
+    prepare(longer, project / "runs", [member])
+    state = member.directory.read_state()
+    assert (state.status, state.step, state.attempt) == ("pending", 3, 1)
+    assert not is_finished(member.run.config, member.directory)
 
 
 def test_orders_of_the_data_that_are_the_same_are_told(project: Path) -> None:
@@ -144,6 +190,17 @@ def test_the_rule_changes_nothing_that_makes_the_run(project: Path) -> None:
 
 
 # -- frozen code ---------------------------------------------------------------------------------------------------
+
+
+def test_a_plugin_found_through_pythonpath_comes_along_for_a_job_inherits_none(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "lab" / "kit").mkdir(parents=True)
+    (tmp_path / "lab" / "kit" / "__init__.py").write_text("x = 1\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"/nowhere:{tmp_path}/lab:")
+    monkeypatch.syspath_prepend(str(tmp_path / "lab"))
+    code = freeze_code(tmp_path / "sweep", ["kit", "click"])
+    assert (code / "kit" / "__init__.py").read_text() == "x = 1\n"
+    assert not (code / "click").exists()
 
 
 def test_frozen_code_is_the_package_as_it_is_stored_once(tmp_path: Path, monkeypatch) -> None:
