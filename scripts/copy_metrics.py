@@ -16,7 +16,7 @@ import click
 
 from olmo_ext.errors import InputError, OlmoExtError
 from olmo_ext.files import write_atomically
-from olmo_ext.rundir import RunDirectory
+from olmo_ext.launch.status import run_directories
 
 FILES = ("config.yaml", "shape.json", "provenance.json", "metrics.jsonl", "state.json")
 FOLDERS = {"evals": "*.jsonl", "diagnosis": "*.json"}
@@ -34,6 +34,7 @@ def without_place(text: str, name: str, prefix: str) -> str:
 
 
 def files_of(run: Path) -> list[Path]:
+    """What is copied of a run, of what is there."""
     present = [run / name for name in FILES if (run / name).is_file()]
     return present + [path for folder, pattern in FOLDERS.items() for path in sorted((run / folder).glob(pattern))]
 
@@ -46,13 +47,12 @@ def main(sweep: Path, target: Path, strip: str) -> None:
     if not (sweep / "sweep.json").is_file():
         raise InputError("no sweep.json", where=str(sweep), right="the folder of a sweep, as in runs/<sweep>")
     copies = {target / "sweep.json": (sweep / "sweep.json").read_text()}
-    for entry in json.loads(copies[target / "sweep.json"])["runs"]:
-        run = sweep / entry["name"]
-        status = RunDirectory(run).read_state().status if run.is_dir() else "not started"
+    for run in run_directories(sweep):
+        status = run.read_state().status if run.path.is_dir() else "not started"
         if status != "done":
-            click.echo(f"left out: {entry['name']} ({status})")
+            click.echo(f"left out: {run.name} ({status})")
             continue
-        for path in files_of(run):
+        for path in files_of(run.path):
             copies[target / path.relative_to(sweep)] = without_place(path.read_text(), path.name, strip)
     for path, text in copies.items():
         if path.exists() and path.read_text() != text:

@@ -21,6 +21,7 @@ def main() -> int:
     from olmo_ext.cli import usage_line
     from olmo_ext.errors import EXIT_BAD_INPUT, EXIT_FAILED, OlmoExtError
     from olmo_ext.training.command import train
+    from olmo_ext.training.signals import EXIT_INTERRUPTED
 
     try:
         return train.main(prog_name="scripts/train.py", standalone_mode=False) or 0
@@ -31,8 +32,8 @@ def main() -> int:
         who = f"rank {os.environ['RANK']}: " if "RANK" in os.environ else ""
         print(f"olmo-ext: {who}{' '.join(str(error).split())}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
-        return 130
+    except (click.Abort, KeyboardInterrupt):  # click makes the first of the second
+        return EXIT_INTERRUPTED
     except BaseException:
         traceback.print_exc()
         return EXIT_FAILED
