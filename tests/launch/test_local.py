@@ -127,7 +127,7 @@ def test_a_failed_member_is_tried_again_by_the_next_call(launch, tmp_path) -> No
 
 
 def test_ctrl_c_checkpoints_the_running_member_and_the_next_call_continues_it(launch, tmp_path) -> None:
-    process = launch("a b", "max_duration=30", step_seconds=0.1)
+    process = launch("a b", "max_duration=600", step_seconds=0.1)
     a = run_of(tmp_path, "a")
     wait_until(lambda: len(a.read_all_metrics()) > 3)
     process.send_signal(signal.SIGINT)
@@ -135,19 +135,19 @@ def test_ctrl_c_checkpoints_the_running_member_and_the_next_call_continues_it(la
     assert process.returncode == 75
     assert "the same command continues" in err
     state = a.read_state()
-    assert state.status == "requeued" and 3 <= state.step < 30
+    assert state.status == "requeued" and 3 <= state.step < 600
     assert not (run_of(tmp_path, "b").path / "processes").exists()
-    assert launch("a b", "max_duration=30").wait(60) == 0
+    assert launch("a b", "max_duration=600", step_seconds=0).wait(60) == 0
     assert attempts(a) == [(1, 0), (2, state.step)]
 
 
 def test_a_launcher_killed_without_warning_leaves_a_checkpoint_and_nobody_behind(launch, tmp_path) -> None:
-    process = launch("a b", "max_duration=60", step_seconds=0.1)
+    process = launch("a b", "max_duration=600", step_seconds=0.1)
     a = run_of(tmp_path, "a")
     wait_until(lambda: len(a.read_all_metrics()) > 3)
     process.kill()
     process.communicate()
-    again = launch("a b", "max_duration=60", step_seconds=0.01)  # at once: waits for the worker's checkpoint
+    again = launch("a b", "max_duration=600", step_seconds=0)  # at once: waits for the worker's checkpoint
     out, err = again.communicate(timeout=60)
     assert again.returncode == 0, err
     first, second = attempts(a)
@@ -156,9 +156,9 @@ def test_a_launcher_killed_without_warning_leaves_a_checkpoint_and_nobody_behind
 
 
 def test_two_launches_in_one_folder_do_not_both_run(launch, tmp_path) -> None:
-    process = launch("a", "max_duration=60", step_seconds=0.1)
+    process = launch("a", "max_duration=6000", step_seconds=0.1)
     wait_until(lambda: len(run_of(tmp_path, "a").read_all_metrics()) > 1)
-    second = launch("a", "max_duration=60")
+    second = launch("a", "max_duration=6000")
     _, err = second.communicate(timeout=60)
     assert second.returncode == 2 and "another launch is at work here" in err
     cancelled = subprocess.run(

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +85,22 @@ def queued_jobs() -> dict[str, str]:
     return dict(line.split() for line in listing.stdout.splitlines())
 
 
+def scontrol(*arguments: str) -> None:
+    subprocess.run(["scontrol", *arguments], check=True)
+
+
+@contextmanager
+def nodes_down(nodes: str, *, partition: str) -> Iterator[None]:
+    """Take nodes away; they count again when this is left: sinfo says so before sbatch does."""
+    scontrol("update", f"nodename={nodes}", "state=down", "reason=test")
+    try:
+        yield
+    finally:
+        scontrol("update", f"nodename={nodes}", "state=resume")
+        asked = ["sbatch", "--test-only", f"--partition={partition}", f"--nodelist={nodes}", "--wrap=true"]
+        wait_until(lambda: subprocess.run(asked, capture_output=True).returncode == 0, f"{nodes} to be counted", 60)
+
+
 def wait_until(condition: Callable[[], object], what: str, seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
@@ -99,13 +116,21 @@ class Project:
         (path / "slurm").mkdir(parents=True)
         for source in (*REPOSITORY.glob("slurm/*.sbatch"), REPOSITORY / "slurm" / "job.sh"):
             shutil.copy(source, path / "slurm")
-        self.site(f"PYTHONPATH={FAKE_TRAINING}\nFAKE_STEP_SECONDS=0.2" if fake else "")
+        self.fake = f"PYTHONPATH={FAKE_TRAINING}\nFAKE_STEP_SECONDS=0.2\nFAKE_HOLD={path}/hold\n"
+        self.site(self.fake if fake else "")
         (path / "base.yaml").write_text(CONFIG)
         ids = np.random.default_rng(0).integers(0, 250, 1 << 17)
         ids.astype(np.uint16).tofile(path / "tokens.bin")
 
     def site(self, more: str) -> None:
         (self.path / "slurm" / "site.env").write_text(SITE.format(python=sys.executable) + more + "\n")
+
+    def hold(self, names: str = "*") -> None:
+        """From step 3 the fake runs of these names wait, until they are asked to stop or `release` is called."""
+        self.write("hold", names)
+
+    def release(self) -> None:
+        (self.path / "hold").unlink()
 
     def write(self, name: str, text: str) -> None:
         (self.path / name).write_text(text)

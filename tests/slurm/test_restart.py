@@ -8,24 +8,23 @@ import subprocess
 
 import pytest
 
-from tests.slurm.conftest import FAKE_TRAINING, Project, queued_jobs, wait_until
+from tests.slurm.conftest import FAKE_TRAINING, Project, nodes_down, queued_jobs, scontrol, wait_until
 
 pytestmark = pytest.mark.slurm
 
-ONE = "base: base.yaml\nmax_duration: 40\nruns: {a: {seed: 1}, b: {seed: 2}}\n"
-
-
-def scontrol(*arguments: str) -> None:
-    subprocess.run(["scontrol", *arguments], check=True)
+ONE = "base: base.yaml\nmax_duration: 12\nruns: {a: {seed: 1}, b: {seed: 2}}\n"
 
 
 def test_the_warning_saves_and_requeues_this_element_only(project: Project) -> None:
     project.write("sweep.yaml", ONE)
+    project.hold()
     project.launch("sweep.yaml", "--no-compare")
     project.wait_for_step("sweep/a", 3)
     project.wait_for_step("sweep/b", 1)
     job = project.job("sweep/a")
     subprocess.run(["scancel", "--batch", "--signal=USR1", job], check=True)
+    wait_until(lambda: project.verdicts("sweep/a"), "the first attempt to end")
+    project.release()
     project.wait_until_gone("sweep")
     (_, first), (attempt, restored) = project.attempts("sweep/a")
     assert (first, attempt) == (0, 2) and restored >= 3
@@ -43,16 +42,19 @@ def test_the_frozen_config_and_plugins_run_whatever_is_edited_meanwhile_also_aft
     project.write("plugin_of_mine.py", "print('plugin version 1')\n")
     project.write("base.yaml", (project.path / "base.yaml").read_text() + "\nplugins: [plugin_of_mine]\n")
     project.write("sweep.yaml", ONE)
+    project.hold()
     project.launch("sweep.yaml", "--no-compare")
     project.write("plugin_of_mine.py", "raise RuntimeError('edited while the job waited')\n")
     project.write("sweep.yaml", "not: [valid")
     project.write("base.yaml", "max_duration: 1")
     project.wait_for_step("sweep/a", 3)
     scontrol("requeue", project.job("sweep/a"))
+    wait_until(lambda: len(project.attempts("sweep/a")) == 2, "a second attempt")
+    project.release()
     project.wait_until_gone("sweep")
     for name in ("a", "b"):
         state = project.run(f"sweep/{name}").read_state()
-        assert (state.status, state.step) == ("done", 40), state.reason
+        assert (state.status, state.step) == ("done", 12), state.reason
     attempts = project.attempts("sweep/a")
     assert [attempt for attempt, _ in attempts] == [1, 2] and attempts[1][1] > 0
     for attempt in (1, 2):
@@ -63,6 +65,7 @@ def test_the_frozen_config_and_plugins_run_whatever_is_edited_meanwhile_also_aft
 
 def test_scancel_saves_and_does_not_requeue_and_the_next_launch_continues(project: Project) -> None:
     project.write("sweep.yaml", ONE)
+    project.hold()
     project.launch("sweep.yaml", "--no-compare")
     project.wait_for_step("sweep/a", 3)
     project.olmo_ext("cancel", "runs/sweep", "a")
@@ -72,50 +75,46 @@ def test_scancel_saves_and_does_not_requeue_and_the_next_launch_continues(projec
     assert "1 stopped" in project.olmo_ext("status", "runs/sweep").stdout
     out = project.launch("sweep.yaml", "--no-compare").stdout
     assert "a: to be queued" in out and "b: in the queue" in out
+    project.release()
     project.wait_until_gone("sweep")
     assert project.attempts("sweep/a") == [(1, 0), (2, state.step)]
     assert len(project.attempts("sweep/b")) == 1
 
 
 def test_a_node_that_goes_down_costs_an_attempt_and_not_the_run(project: Project) -> None:
-    project.write("sweep.yaml", "base: base.yaml\nmax_duration: 40\nruns: {a: {seed: 1}}")
+    project.write("sweep.yaml", "base: base.yaml\nmax_duration: 12\nruns: {a: {seed: 1}}")
+    project.hold()
     project.launch("sweep.yaml", "--no-compare")
     project.wait_for_step("sweep/a", 3)
     node = next(event["nodes"] for event in project.events("sweep/a") if event["event"] == "begin")
-    scontrol("update", f"nodename={node}", "state=down", "reason=test")
-    try:
+    with nodes_down(node, partition="b200"):
         wait_until(lambda: len(project.attempts("sweep/a")) == 2, "a second attempt")
         nodes = [event["nodes"] for event in project.events("sweep/a") if event["event"] == "begin"]
         assert nodes[1] != node
+        project.release()
         project.wait_until_gone("sweep")
-    finally:
-        scontrol("update", f"nodename={node}", "state=resume")
     assert project.run("sweep/a").read_state().status == "done"
 
 
 def test_a_partition_that_is_down_for_now_takes_the_runs_and_they_wait_for_it(project: Project) -> None:
-    project.write("sweep.yaml", "base: base.yaml\nmax_duration: 40\nruns: {a: {seed: 1}}")
-    scontrol("update", "nodename=b200-[1-2]", "state=down", "reason=test")
-    try:
+    project.write("sweep.yaml", "base: base.yaml\nmax_duration: 12\nruns: {a: {seed: 1}}")
+    with nodes_down("b200-[1-2]", partition="b200"):
         said = project.launch("sweep.yaml", "--no-compare").stderr
         assert "it will wait for b200-1 down" in said
         assert list(queued_jobs().values()) == ["PENDING"]
-    finally:
-        scontrol("update", "nodename=b200-[1-2]", "state=resume")
     project.wait_until_gone("sweep")
     assert project.run("sweep/a").read_state().status == "done"
 
 
 def test_preemption_is_requeued_by_slurm(project: Project) -> None:
-    project.site(
-        f"PYTHONPATH={FAKE_TRAINING}\nFAKE_STEP_SECONDS=0.2\nSBATCH_PARTITION_B200=low\n"
-        'SBATCH_OPTIONS="--exclusive --nodelist=b200-1"'
-    )
-    project.write("sweep.yaml", "base: base.yaml\nmax_duration: 40\nruns: {a: {seed: 1}}")
+    project.site(f'{project.fake}SBATCH_PARTITION_B200=low\nSBATCH_OPTIONS="--exclusive --nodelist=b200-1"')
+    project.write("sweep.yaml", "base: base.yaml\nmax_duration: 12\nruns: {a: {seed: 1}}")
+    project.hold()
     project.launch("sweep.yaml", "--no-compare")
     project.wait_for_step("sweep/a", 3)
     project.sbatch("--partition=b200", "--exclusive", "--nodelist=b200-1", "--mem=0", "--wrap=sleep 3")
     wait_until(lambda: len(project.attempts("sweep/a")) == 2, "a second attempt")
+    project.release()
     project.wait_until_gone("sweep")
     assert project.run("sweep/a").read_state().status == "done"
 
@@ -148,21 +147,24 @@ def test_two_attempts_without_progress_stop_the_run(project: Project) -> None:
 
 def test_an_array_by_hand_goes_back_to_the_run_it_began_whatever_becomes_of_the_yaml(project: Project) -> None:
     project.write("sweep.yaml", ONE)
+    project.hold()
     job = project.sbatch("--array=0-1", "--partition=b200", "--gpus-per-node=1", "--cpus-per-task=2", "--mem=1G",
-                         "slurm/b200.sbatch", "sweep.yaml", "max_duration=30")  # fmt: skip
+                         "slurm/b200.sbatch", "sweep.yaml", "max_duration=12")  # fmt: skip
     project.wait_for_step("sweep/a", 3)
     project.wait_for_step("sweep/b", 1)
     project.write("sweep.yaml", "not: [valid")
     subprocess.run(["scancel", "--batch", "--signal=USR1", f"{job}_0"], check=True)
+    wait_until(lambda: project.verdicts("sweep/a"), "the first attempt to end")
+    project.release()
     wait_until(lambda: not queued_jobs(), "the array")
     assert [attempt for attempt, _ in project.attempts("sweep/a")] == [1, 2]
     assert [attempt for attempt, _ in project.attempts("sweep/b")] == [1]
     for name in ("a", "b"):
         state = project.run(f"sweep/{name}").read_state()
-        assert (state.status, state.step) == ("done", 30), state.reason
+        assert (state.status, state.step) == ("done", 12), state.reason
     # An element that the sweep does not have ends with one line.
     project.write("sweep.yaml", ONE)
     extra = project.sbatch("--array=7", "--partition=b200", "--gpus-per-node=1", "--cpus-per-task=2", "--mem=1G",
-                           "--output=extra.txt", "slurm/b200.sbatch", "sweep.yaml", "max_duration=30")  # fmt: skip
+                           "--output=extra.txt", "slurm/b200.sbatch", "sweep.yaml", "max_duration=12")  # fmt: skip
     wait_until(lambda: f"{extra}_7" not in queued_jobs(), "the element")
     assert "element 7 of a sweep of 2 runs" in (project.path / "extra.txt").read_text()

@@ -1,11 +1,13 @@
 """On PYTHONPATH of a launched process: training that takes no torch and behaves as the run's name says.
 
 `crash` raises at step 3, `killed` dies by SIGKILL at step 3 of its first attempt, `bad` is refused; FAKE_STEP_SECONDS
-is the length of a step. A step counts as saved when it is done.
+is the length of a step. A step counts as saved when it is done. While the file FAKE_HOLD is there, runs whose name fits
+the pattern in it wait after step 3: a test is as fast as the machine, and not faster.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import os
 import signal
@@ -15,6 +17,13 @@ from pathlib import Path
 import olmo_ext.training.run as real
 from olmo_ext.errors import InputError
 from olmo_ext.rundir import MetricsRow, RunDirectory
+
+
+def is_held(name):
+    try:
+        return fnmatch.fnmatchcase(name, Path(os.environ["FAKE_HOLD"]).read_text())
+    except (KeyError, FileNotFoundError):
+        return False
 
 
 def train(config, *, run_directory, progress=None, extend=False, stop=None):
@@ -40,6 +49,8 @@ def train(config, *, run_directory, progress=None, extend=False, stop=None):
             file.write(f"{os.getpid()}\n")
     for step in range(state.step + 1, steps + 1):
         time.sleep(float(os.environ.get("FAKE_STEP_SECONDS", "0.05")))
+        while step > 3 and is_held(name) and not (stop is not None and stop.is_set):
+            time.sleep(0.05)
         if step == 3 and "crash" in name:
             raise RuntimeError("a deterministic crash")
         if step == 3 and "killed" in name and state.attempt == 1:
