@@ -124,9 +124,9 @@ def _visible_gpus() -> list[str]:
 
 def worker_environment(index: int, jobs: int, gpus: list[str]) -> dict[str, str]:
     """What a worker sees: its share of the cores, one GPU of several, and nothing of a job around the launcher."""
-    dropped = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    dropped = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
     # An interactive job is not the run's: it goes on when the run has ended. Its end (SLURM_JOB_END_TIME) holds.
-    dropped += ("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")
+    dropped |= {"SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"}
     environment = {key: value for key, value in os.environ.items() if key not in dropped}
     if jobs > 1:
         threads = max(1, len(os.sched_getaffinity(0)) // jobs)

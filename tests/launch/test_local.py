@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from olmo_ext.launch.local import worker_environment
 from olmo_ext.rundir import RunDirectory
 
 CONFIG = """
@@ -92,6 +93,18 @@ def test_members_run_one_after_the_other_in_one_process_and_a_second_call_does_n
     out, _ = again.communicate(timeout=60)
     assert again.returncode == 0 and "all 3 runs of sweep are done" in out
     assert [len(processes(tmp_path, name)) for name in "abc"] == [1, 1, 1]
+
+
+def test_a_worker_sees_its_share_of_the_machine_and_nothing_of_a_job_around_it(monkeypatch) -> None:
+    around = {"RANK": "1", "WORLD_SIZE": "8", "MASTER_PORT": "1", "SLURM_JOB_ID": "55", "SLURM_ARRAY_JOB_ID": "55"}
+    for name, value in {**around, "SLURM_JOB_END_TIME": "9", "MINE": "x"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(9)))
+    seen = [worker_environment(index, 4, ["3", "5"]) for index in range(3)]
+    assert not set(around) & set(seen[0]) and seen[0]["MINE"] == "x" and seen[0]["SLURM_JOB_END_TIME"] == "9"
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in seen] == ["3", "5", "3"]
+    assert {one["OMP_NUM_THREADS"] for one in seen} == {"2"}
 
 
 def test_several_workers_share_the_members(launch, tmp_path) -> None:
