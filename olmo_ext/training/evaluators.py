@@ -101,8 +101,8 @@ def _open_instances(cfg: TrainConfig, config: EvaluatorConfig) -> tuple[TokenIns
     """The evaluator's token files, looked at and checked, and their groups."""
     section, where = config.data, f"evaluators, {config.label}"
     if bool(section.paths) == bool(section.datasets):
-        found = "both data.paths and data.datasets" if section.paths else "neither data.paths nor data.datasets"
-        raise InputError(f"has {found}", where=where, right="one of them")
+        names = "both data.paths and data.datasets" if section.paths else "neither data.paths nor data.datasets"
+        raise InputError(f"has {names}", where=where, right="one of them")
     by_label = {config.label: section.paths} if section.paths else section.datasets or {}
     vocabulary, length = cfg.model.vocab_size, cfg.model.max_sequence_length
     dtype = check_dtype(section.memmap_dtype, vocabulary, where=where)

@@ -58,10 +58,15 @@ def own_checkpoint(store: files.CheckpointStore, data: Mapping[str, Any], ranks:
 
 
 class Restorer:
-    """:param trainer: at step 0, with its initial weights."""
+    """:param trainer: at step 0, with its initial weights.
+    :param steps: the step at which the run ends.
+    """
 
-    def __init__(self, trainer: RunTrainer, *, config: RunConfig, ranks: Ranks, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, trainer: RunTrainer, *, config: RunConfig, steps: int, ranks: Ranks, say: Callable[[str], None]
+    ) -> None:
         self.trainer, self.config, self.values, self.ranks, self.say = trainer, config, config.values, ranks, say
+        self.steps = steps
 
     def fresh(self) -> None:
         """Begin at step 0."""
@@ -192,9 +197,9 @@ class Restorer:
             self.trainer.global_train_examples_seen_this_epoch += skipped * self.values["global_train_batch_size"]
 
     def _place_data(self) -> None:
-        trainer = self.trainer
+        trainer, batch = self.trainer, self.values["global_train_batch_size"]
         epoch, seen = trainer.epoch or 0, trainer.global_train_examples_seen_this_epoch
-        size = trainer.batches_per_epoch * self.values["global_train_batch_size"]
+        size = trainer.batches_per_epoch * batch
         if seen >= size:
             # Also at the exact end of an epoch: the next step begins the next one.
             epoch, seen = epoch + seen // size, seen % size
@@ -202,6 +207,16 @@ class Restorer:
         if trainer.dataset.epoch != epoch:
             trainer.dataset.reshuffle(epoch)
         trainer.dataset.start_index = seen
+        # A warm start from a run of another batch size stands where steps times batch does not tell.
+        end = seen + (self.steps - trainer.global_step) * batch
+        if end > size and seen % batch:
+            raise InputError(
+                f"load_path stands at instance {seen} of its epoch, which global_train_batch_size {batch} does not"
+                f" divide, and the run goes beyond the epoch's {size}",
+                where=f"load_path {self.values['load_path']}",
+                right="a batch size that divides it, a max_duration within the epoch, or reset_trainer_state: true",
+            )
+        trainer.dataset.needed = min(max(trainer.dataset.needed, end), trainer.dataset.total_size)
 
     def _restore_random(self, path: Path, state: Mapping[str, Any]) -> None:
         from safetensors.torch import load_file

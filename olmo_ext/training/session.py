@@ -153,7 +153,7 @@ class Session:
         )
         self.trainer = trainer
         self._open_indices(stack)
-        done = self._restore(own)
+        done = self._restore(own, length.steps)
         trainer.stop_step = self._stop_step(length.steps)
         if own is None and done >= trainer.stop_step:
             raise InputError(
@@ -304,9 +304,9 @@ class Session:
 
     # -- restoring -------------------------------------------------------------------------------------------------
 
-    def _restore(self, own: Path | None) -> int:
+    def _restore(self, own: Path | None, steps: int) -> int:
         """Bring trainer, data and random state to where the run was left; returns the step."""
-        restorer = Restorer(self.trainer, config=self.config, ranks=self.ranks, say=self.say)
+        restorer = Restorer(self.trainer, config=self.config, steps=steps, ranks=self.ranks, say=self.say)
         if own is not None:
             self.saver.save_seconds = restorer.from_own(own)["save_seconds"]
         elif self.values["load_path"]:

@@ -86,6 +86,30 @@ def test_a_named_epoch_is_begun_and_not_the_checkpoints_gone_on_with(forked, con
     assert [sample_ids(run)[step] for step in (5, 6)] == [sample_ids(straight)[step] for step in (1, 2)]
 
 
+def test_another_batch_size_goes_on_from_the_instance_that_the_source_has_reached(
+    forked, config, tmp_path, source, sample_ids
+):
+    """32 of 96 instances were seen in four steps of 8."""
+    straight, run = tmp_path / "straight", tmp_path / "run"
+    assert forked(lambda: train(config("max_duration=12"), run_directory=straight)).code == 0
+    order = [sample_ids(straight)[step] for step in range(5, 13)]
+
+    def text(batch: int, steps: int):
+        sizes = (f"global_train_batch_size={batch}", f"device_train_microbatch_size={batch}")
+        return config(*sizes, f"max_duration={steps}", f"load_path={source}")
+
+    assert forked(lambda: train(text(4, 8), run_directory=run)).code == 0
+    halves = sample_ids(run)
+    assert [sorted(halves[step] + halves[step + 1]) for step in (5, 7)] == order[:2]
+    assert forked(lambda: train(text(24, 6), run_directory=tmp_path / "within")).code == 0
+    assert sum((sorted(sample_ids(tmp_path / "within")[step]) for step in (5, 6)), []) == [
+        *sorted(sum(order[:3], [])),
+        *sorted(sum(order[3:6], [])),
+    ]
+    ended = forked(lambda: train(text(24, 7), run_directory=tmp_path / "beyond"))
+    assert ended.code == 2 and "instance 32 of its epoch" in ended.output.splitlines()[-1], ended.output
+
+
 def test_a_new_position_starts_at_step_0_with_the_weights(forked, config, tmp_path, source, metric_rows):
     run = tmp_path / "run"
     text = config(f"load_path={source}", "reset_optimizer_state=true", "reset_trainer_state=true", "stop_after=2")
