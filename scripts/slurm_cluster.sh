@@ -171,7 +171,7 @@ case $action in
     write_configuration
     . "$directory/env.sh"
     start_daemons >/dev/null
-    wait_until_idle
+    wait_until_idle || { stop_daemons; exit 1; }
     echo "$directory/env.sh"
     ;;
   down)

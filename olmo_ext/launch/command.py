@@ -111,8 +111,7 @@ def _launch_local(
         for text in findings.errors:
             click.echo(f"would be refused: {text}", err=True)
         return EXIT_DONE
-    if findings.errors:
-        raise InputError(findings.errors[0], right=_more(findings.errors))
+    findings.refuse()
     if not missing:
         click.echo(f"all {len(members)} runs of {sweep.name} are done: olmo-ext compare {directory}")
         return EXIT_DONE
@@ -122,10 +121,6 @@ def _launch_local(
     with sweep_lock(directory) as lock:
         prepare(sweep, runs_directory, members)
         return launch_local(members, jobs=jobs, lock=lock)
-
-
-def _more(errors: list[str]) -> str | None:
-    return f"and {len(errors) - 1} more, --dry-run shows them" if len(errors) > 1 else None
 
 
 @click.command()

@@ -13,9 +13,15 @@ from olmo_ext.schedule import run_length
 
 BUDGET_QUANTITIES = ("non_embedding", "total", "training_flops_per_token")
 
+TOLERANCE = 0.005
+"""Relative difference of sizes, where no budget is declared, and of tokens that still counts as equal."""
+
 
 def refuse_twins(runs: Sequence[SweepRun], *, where: str) -> None:
-    """Refuse two runs of one name, and two names for one config: the second would only seem to be evidence."""
+    """Refuse two runs of one name, and two names for one config: the second would only seem to be evidence.
+
+    :raises InputError: naming both.
+    """
     names: set[str] = set()
     configs: dict[str, str] = {}
     for run in runs:
@@ -25,7 +31,11 @@ def refuse_twins(runs: Sequence[SweepRun], *, where: str) -> None:
         values = {k: v for k, v in run.config.values.items() if k not in ("run_name", "wandb")}
         text = json.dumps(values, sort_keys=True, default=str)
         if text in configs:
-            raise InputError(f"runs {configs[text]!r} and {run.name!r} are the same config", where=where)
+            raise InputError(
+                f"runs {configs[text]!r} and {run.name!r} are the same config",
+                where=where,
+                right="drop one, or `seeds`",
+            )
         configs[text] = run.name
 
 
@@ -38,7 +48,10 @@ def _training_tokens(config: RunConfig) -> int | str:
 
 
 def check_equal_budgets(runs: Sequence[SweepRun], *, where: str) -> None:
-    """Refuse runs that cannot be compared at equal budget: other targets, sizes (where none declares one) or tokens."""
+    """Refuse runs that cannot be compared at equal budget: other targets, sizes (where none declares one) or tokens.
+
+    :raises InputError: naming the runs that differ.
+    """
     waive = "equal budgets, or `unequal_budgets: true`"
     first = runs[0]
 
@@ -55,10 +68,9 @@ def check_equal_budgets(runs: Sequence[SweepRun], *, where: str) -> None:
                 right=waive,
             )
     if not declared(first):
-        tolerance = 0.005
         smallest, largest = (pick(runs, key=lambda run: run.config.counts.non_embedding) for pick in (min, max))
         low, high = smallest.config.counts.non_embedding, largest.config.counts.non_embedding
-        if high > low * (1 + tolerance):
+        if high > low * (1 + TOLERANCE):
             raise InputError(
                 f"budgets differ: {smallest.name!r} has {format_count(low)} non-embedding parameters,"
                 f" {largest.name!r} {format_count(high)} ({high / low - 1:.1%} more)",
@@ -69,7 +81,7 @@ def check_equal_budgets(runs: Sequence[SweepRun], *, where: str) -> None:
     for run, count in zip(runs, tokens, strict=True):
         equal = count == tokens[0]
         if isinstance(count, int) and isinstance(tokens[0], int):
-            equal = abs(count - tokens[0]) <= 0.005 * tokens[0]
+            equal = abs(count - tokens[0]) <= TOLERANCE * tokens[0]
         if not equal:
             raise InputError(
                 f"training lengths differ: {first.name!r} sees {tokens[0]} tokens, {run.name!r} {count}",

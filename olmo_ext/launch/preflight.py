@@ -34,6 +34,12 @@ class Findings:
         if text not in self.errors:
             self.errors.append(text)
 
+    def refuse(self) -> None:
+        """:raises InputError: with the first error, if there is one, and how many more there are."""
+        if self.errors:
+            others = len(self.errors) - 1
+            raise InputError(self.errors[0], right=f"and {others} more, --dry-run shows them" if others else None)
+
     def add_warning(self, text: str) -> None:
         if text not in self.warnings:
             self.warnings.append(text)

@@ -241,9 +241,7 @@ def launch_slurm(
         for text in findings.errors:
             click.echo(f"would be refused: {text}", err=True)
         return EXIT_DONE
-    if findings.errors:
-        more = f"and {len(findings.errors) - 1} more, --dry-run shows them" if len(findings.errors) > 1 else None
-        raise InputError(findings.errors[0], right=more)
+    findings.refuse()
     if not launch.missing and not launch.lacks_comparison:
         if not busy:
             click.echo(f"all are done: olmo-ext compare {os.path.relpath(sweep_directory)}")
