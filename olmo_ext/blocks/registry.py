@@ -118,8 +118,12 @@ class AttentionType(ABC):
     def matrices(self, d_model: int, spec: AttentionSpec) -> list[Matrix]:
         """The weight matrices of one layer's mixer, gates included."""
 
+    def table_parameters(self, d_model: int, spec: AttentionSpec) -> int:
+        """Learned inputs, such as persistent tokens: weights of the budget that no token is multiplied with."""
+        return 0
+
     def vector_parameters(self, d_model: int, spec: AttentionSpec) -> int:
-        """Parameters beside matrices, biases and norms."""
+        """Parameters beside matrices, tables, biases and norms."""
         return 0
 
     def bias_parameters(self, d_model: int, spec: AttentionSpec, *, include_bias: bool) -> int:

@@ -140,7 +140,7 @@ class TitansType(AttentionType):
         memory = sizes.heads * (sizes.head_dim + (sizes.hidden if sizes.depth == 2 else 0))
         return sum(rows for rows, _ in self.matrices(d_model, spec)) - memory
 
-    def vector_parameters(self, d_model: int, spec: AttentionSpec) -> int:
+    def table_parameters(self, d_model: int, spec: AttentionSpec) -> int:
         return sizes_of(spec).persistent_tokens * d_model
 
     def norm_features(self, d_model: int, spec: AttentionSpec) -> int:
@@ -160,7 +160,8 @@ class TitansType(AttentionType):
         updates of weights and momentum 8 D P; inside the chunk 4 C D + 4 C P for the masked products and 2 C^2 for the
         decays. Over all heads and with the read (4 D P, a matrix product like others): 22 r width D + (4 + 4 r) C width
         + 2 heads C^2. Training is three times the forward pass, as everywhere: the backward pass goes through all of
-        it. The causal figure halves what is quadratic in the chunk or the window.
+        it. The causal figure halves what is quadratic in the chunk or the window. Persistent tokens are written into
+        the memory before every sequence: their projections, writes and reads are spread over its tokens.
         """
         sizes = sizes_of(spec)
         chunk, dim = min(sizes.chunk_size, sequence_length), sizes.head_dim
@@ -175,6 +176,10 @@ class TitansType(AttentionType):
             inside = chunk * 4 * dim
         inside += 2 * chunk * chunk * momentum
         flops = sizes.heads * (learning + inside * (0.5 if causal else 1.0))
+        if sizes.persistent_tokens:
+            projections = sizes.width * 3 * (d_model + (sizes.conv_width if sizes.conv_width > 1 else 0))
+            written = flops + 2.0 * (projections + sizes.num_gates * d_model + sizes.memory_weights)
+            flops += sizes.persistent_tokens / sequence_length * written
         if sizes.has_attention:
             window = min(sizes.window, sequence_length)
             attended = window - (window * (window - 1) / (2 * sequence_length) if causal else 0.0)

@@ -1,7 +1,7 @@
 """Parameters, FLOPs, cache and activations of a shape, without building it.
 
-Conventions: `non_embedding` is the weight matrices of attention (gates included) and FFN, as in the papers' sizes; no
-norms, no biases, no output head. FLOPs count two per multiply-accumulate of every matrix applied to a token, the output
+Conventions: `non_embedding` is the weight matrices of attention (gates and persistent tokens included) and FFN, as in
+the papers' sizes; no norms, no biases, no output head. FLOPs count two per multiply-accumulate of every matrix applied to a token, the output
 head included and the embedding lookup not, plus the attention term of PaLM (arXiv 2204.02311, appendix B); training is
 three times the forward pass.
 """
@@ -90,6 +90,11 @@ class LayerCounts:
     """One layer's share."""
 
     attention_matrices: int
+    """Tables included."""
+
+    attention_tables: int
+    """Weights that no token is multiplied with."""
+
     ffn_matrices: int
     attention: int
     ffn: int
@@ -119,7 +124,8 @@ def count_layer(layer: LayerShape, shape: ModelShape) -> LayerCounts:
     d_model, spec, mixer = shape.d_model, layer.ffn, layer.attention
     attention_type, ffn_type = ATTENTION_TYPES.get(mixer.type), FFN_TYPES.get(spec.type)
     bias = int(shape.include_bias)
-    attention_matrices, _ = _size(attention_type.matrices(d_model, mixer))
+    attention_tables = attention_type.table_parameters(d_model, mixer)
+    attention_matrices = _size(attention_type.matrices(d_model, mixer))[0] + attention_tables
     attention = attention_matrices + attention_type.vector_parameters(d_model, mixer)
     attention += attention_type.bias_parameters(d_model, mixer, include_bias=shape.include_bias)
     per_feature = int(shape.layer_norm_with_affine) * (1 + int(shape.bias_for_layer_norm))
@@ -141,6 +147,7 @@ def count_layer(layer: LayerShape, shape: ModelShape) -> LayerCounts:
     length = shape.max_sequence_length
     return LayerCounts(
         attention_matrices=attention_matrices,
+        attention_tables=attention_tables,
         ffn_matrices=ffn_matrices,
         attention=attention,
         ffn=ffn,
@@ -181,7 +188,8 @@ def count(shape: ModelShape) -> ShapeCounts:
     attention_matrices = sum(layer.attention_matrices for layer in layers)
     ffn_matrices = sum(layer.ffn_matrices for layer in layers)
     # A tied head has no parameters of its own and costs the same product.
-    products = 2.0 * (attention_matrices + ffn_matrices + rows * d_model)
+    multiplied = attention_matrices - sum(layer.attention_tables for layer in layers) + ffn_matrices
+    products = 2.0 * (multiplied + rows * d_model)
     forward = products + sum(layer.mixing_flops for layer in layers)
     forward_causal = products + sum(layer.mixing_flops_causal for layer in layers)
     return ShapeCounts(

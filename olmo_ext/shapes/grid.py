@@ -104,8 +104,10 @@ def make_grid(problem: Problem) -> Grid:
             spec = attention_spec(problem, heads, head_dim)
             if mixer_type.check(spec, d_model) is not None:
                 continue
-            weights = sum(a * b for a, b in mixer_type.matrices(d_model, spec))
-            mixing = mixer_type.mixing_flops(d_model, spec, problem.max_sequence_length)
+            tables = mixer_type.table_parameters(d_model, spec)
+            weights = sum(a * b for a, b in mixer_type.matrices(d_model, spec)) + tables
+            # Tables are weights that no token is multiplied with: taken off what the weights stand for below.
+            mixing = mixer_type.mixing_flops(d_model, spec, problem.max_sequence_length) - 2 * tables
             qk = mixer_type.qk_norm_features(spec) if problem.qk_norm else 0
             qk += mixer_type.norm_features(d_model, spec) + mixer_type.vector_parameters(d_model, spec)
             qk += mixer_type.bias_parameters(d_model, spec, include_bias=False)

@@ -141,14 +141,17 @@ def test_counts_equal_the_built_model(name, olmo, tiny):
             found["norm"] += parameter.numel()
         elif ".attention." in path or "att" in path:
             found["attention"] += parameter.numel()
-            matrices += parameter.numel() if parameter.dim() == 2 and "persistent" not in path else 0
+            matrices += parameter.numel() if parameter.dim() == 2 else 0
     assert config.counts.attention == found["attention"]
     assert config.counts.norm == found["norm"]
     assert config.counts.attention_matrices == matrices
     assert config.counts.total == sum(p.numel() for p in model.parameters())
 
 
-@pytest.mark.parametrize("options", [{}, {"memory_depth": 1}, {"momentum": False}, {"memory_ratio": 4.0}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"memory_depth": 1}, {"momentum": False}, {"memory_ratio": 4.0}, {"persistent_tokens": 32, "conv_width": 1}],
+)
 def test_flops_are_those_of_the_products_that_run(options, built, tiny):
     """torch's own count of the forward pass; what the formula leaves out is of the order of the chunk."""
     from torch.utils.flop_counter import FlopCounterMode

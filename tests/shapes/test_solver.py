@@ -36,7 +36,7 @@ def printed(millions: float, digits: int) -> tuple[float, float]:
 
 @pytest.mark.parametrize("quantity", ["non_embedding", "total", "training_flops_per_token"])
 @pytest.mark.parametrize("taper", [None, Taper(schedule="cosine", start=1.5, end=0.5, multiple_of=8)])
-@pytest.mark.parametrize("attention", ["softmax", "gated"])
+@pytest.mark.parametrize("attention", ["softmax", "gated", "titans"])
 def test_the_search_finds_exactly_what_trying_every_shape_finds(quantity, taper, attention):
     target = {"non_embedding": 500_000, "total": 600_000, "training_flops_per_token": 4_000_000}[quantity]
     asked = problem(
@@ -50,9 +50,11 @@ def test_the_search_finds_exactly_what_trying_every_shape_finds(quantity, taper,
         multiple_of=8,
         ffn_type="hourglass",
         attention_type=attention,
-        attention_options={"gate": "headwise", "gate_scale": 1.0, "gate_init": "normal"}
-        if attention == "gated"
-        else {},
+        attention_options={
+            "softmax": {},
+            "gated": {"gate": "headwise", "gate_scale": 1.0, "gate_init": "normal"},
+            "titans": {"chunk_size": 8, "persistent_tokens": 12},
+        }[attention],
         embedding_size=512,
         max_sequence_length=64,
         taper=taper,
