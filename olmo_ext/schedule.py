@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from olmo_ext.blocks.registry import FFN_TYPES
 from olmo_ext.errors import InputError
 from olmo_ext.quantities import format_count
+from olmo_ext.shapes.model import ModelShape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +94,24 @@ def batch_per_rank(values: Mapping[str, Any], world_size: int, *, where: str | N
             right=f"device_train_microbatch_size {math.gcd(per_rank, micro)}",
         )
     return per_rank
+
+
+def schedule_warnings(values: Mapping[str, Any], shape: ModelShape, length: RunLength) -> list[str]:
+    """What a run's length makes of its learning rate and its update periods that its author may not have meant."""
+    return [*learning_rate_warnings(values, length), *period_warnings(shape, length.steps)]
+
+
+def period_warnings(shape: ModelShape, steps: int) -> list[str]:
+    """What `steps` optimizer steps leave unapplied at levels that are updated every C-th."""
+    spec = shape.layers[0].ffn
+    return [
+        f"the level with update period {period} is never updated: the run has {steps} steps"
+        if steps < period
+        else f"the gradients of the last {steps % period} steps of the level with update period {period} are not"
+        f" applied: {steps} steps are no multiple"
+        for period in sorted(set(FFN_TYPES.get(spec.type).update_periods(spec)))
+        if steps % period
+    ]
 
 
 def learning_rate_warnings(values: Mapping[str, Any], length: RunLength) -> list[str]:

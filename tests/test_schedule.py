@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from olmo_ext.errors import InputError
-from olmo_ext.schedule import batch_per_rank, run_length
+from olmo_ext.schedule import batch_per_rank, period_warnings, run_length
 
 
 def _values(**changes: Any) -> dict[str, Any]:
@@ -38,3 +38,12 @@ def test_batches_that_do_not_divide_are_refused_with_what_would_be_right() -> No
         batch_per_rank(_values(), 3)
     with pytest.raises(InputError, match="9 instances a rank do not divide.*device_train_microbatch_size 1"):
         batch_per_rank(_values(global_train_batch_size=9), 1)
+
+
+def test_a_length_that_leaves_gradients_of_a_level_unapplied_is_said_before_the_run() -> None:
+    from tests.blocks.conftest import tiny_config
+
+    shape = tiny_config(ffn={"type": "hope", "num_sub_mlps": 3, "d_ff": 16, "update_periods": [1, 4, 16]}).shape
+    assert period_warnings(shape, 160) == []
+    assert [text.split(" steps of")[0][-1] for text in period_warnings(shape, 150)] == ["2", "6"]
+    assert "period 16 is never updated: the run has 12 steps" in period_warnings(shape, 12)[0]

@@ -15,7 +15,7 @@ from olmo_ext.launch.sweep import Sweep
 from olmo_ext.launch.sweep_run import SweepRun
 from olmo_ext.nodes import load_hardware
 from olmo_ext.quantities import format_bytes, format_count
-from olmo_ext.schedule import batch_per_rank, learning_rate_warnings, run_length
+from olmo_ext.schedule import batch_per_rank, run_length, schedule_warnings
 
 
 @dataclass(kw_only=True)
@@ -84,7 +84,7 @@ def _check_run(sweep: Sweep, run: SweepRun, placement: Placement | None, finding
         load_hardware().node(values["node"], where=f"{sweep.source}, node")
     batch_per_rank(values, placement.world_size if placement else 1, where=where)
     try:
-        for text in learning_rate_warnings(values, run_length(values)):
+        for text in schedule_warnings(values, run.config.shape, run_length(values)):
             findings.add_warning(text)
     except InputError:
         pass  # in epochs: the data check counts them

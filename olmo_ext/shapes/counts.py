@@ -1,9 +1,9 @@
 """Parameters, FLOPs, cache and activations of a shape, without building it.
 
 Conventions: `non_embedding` is the weight matrices of attention (gates and persistent tokens included) and FFN, as in
-the papers' sizes; no norms, no biases, no output head. FLOPs count two per multiply-accumulate of every matrix applied to a token, the output
-head included and the embedding lookup not, plus the attention term of PaLM (arXiv 2204.02311, appendix B); training is
-three times the forward pass.
+the papers' sizes; no norms, no biases, no output head. FLOPs count two per multiply-accumulate of every matrix applied
+to a token, the output head included and the embedding lookup not, plus the attention term of PaLM (arXiv 2204.02311,
+appendix B); training is three times the forward pass.
 """
 
 from __future__ import annotations

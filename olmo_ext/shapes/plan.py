@@ -9,7 +9,7 @@ from typing import Any
 from olmo_ext.config import RunConfig
 from olmo_ext.errors import InputError
 from olmo_ext.nodes import Node
-from olmo_ext.schedule import RunLength, batch_per_rank, learning_rate_warnings, run_length
+from olmo_ext.schedule import RunLength, batch_per_rank, run_length, schedule_warnings
 from olmo_ext.shapes.learning_rate import LearningRates, learning_rates
 from olmo_ext.shapes.memory import MemoryEstimate, StepSettings, estimate_memory, largest_micro_batch
 from olmo_ext.shapes.model import ModelShape
@@ -76,7 +76,9 @@ class RunPlan:
                 "n_layers": shape.n_layers,
                 "d_ff": [list(layer.ffn.d_ff) for layer in shape.layers],
                 "ffn": [layer.ffn.type for layer in shape.layers],
+                "ffn_options": [dict(layer.ffn.options) for layer in shape.layers],
                 "attention": [layer.attention.type for layer in shape.layers],
+                "attention_options": [dict(layer.attention.options) for layer in shape.layers],
                 "attention_width": [layer.attention.width for layer in shape.layers],
             },
             **counts.to_json(),
@@ -122,7 +124,7 @@ def plan_run(name: str, config: RunConfig, machine: Machine) -> RunPlan:
         warnings.append(str(error))
     if length is not None:
         rates = learning_rates(values, length)
-        warnings += learning_rate_warnings(values, length)
+        warnings += schedule_warnings(values, config.shape, length)
     per_device = batch_per_rank(values, machine.num_gpus, where=name)
     strategy = values["distributed_strategy"] if machine.num_gpus > 1 else None
     hours = None

@@ -16,7 +16,7 @@ from olmo_ext.config import RunConfig
 from olmo_ext.data.loader import data_fingerprint, evaluation_fingerprints
 from olmo_ext.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, InputError, OlmoExtError, WorkError
 from olmo_ext.rundir import RunDirectory, RunState
-from olmo_ext.schedule import batch_per_rank, learning_rate_warnings, run_length
+from olmo_ext.schedule import batch_per_rank, run_length, schedule_warnings
 from olmo_ext.training import checkpoint as files
 from olmo_ext.training import reporting as lines
 from olmo_ext.training import wandb_run
@@ -29,7 +29,6 @@ from olmo_ext.training.restore import Restorer, own_checkpoint
 from olmo_ext.training.saving import Saver
 from olmo_ext.training.signals import StopRequest, TimeLimit, scheduler_end_time
 from olmo_ext.training.unused import unused_keys
-from olmo_ext.training.update_periods import leftover_notes
 from olmo_ext.upstream.compile import CompileReport
 
 log = logging.getLogger("olmo_ext.training")
@@ -142,8 +141,7 @@ class Session:
         cfg = effective_config(self.config, per_rank=per_rank, directory=self.directory, ranks=ranks)
         self.reporter = lines.Reporter(speaks=ranks.is_first, total=length.steps, progress=self.progress)
         stack.callback(self.reporter.close)
-        notes = (*unused_keys(values), *learning_rate_warnings(values, length))
-        for note in (*notes, *leftover_notes(self.config.shape, length.steps)):
+        for note in (*unused_keys(values), *schedule_warnings(values, self.config.shape, length)):
             self.say(f"note: {note}")
         if values["precision"] not in (None, cfg.precision):
             self.say(f"note: {cfg.precision} instead of {values['precision']} on this device")

@@ -37,16 +37,6 @@ def periods_of(shape: ModelShape) -> tuple[int, ...]:
     return FFN_TYPES.get(spec.type).update_periods(spec)
 
 
-def leftover_notes(shape: ModelShape, steps: int) -> list[str]:
-    """What the run's length leaves unapplied, in words."""
-    return [
-        f"the gradients of the last {steps % period} steps of the level with update period {period} are not applied:"
-        f" {steps} steps are no multiple"
-        for period in sorted(set(periods_of(shape)))
-        if steps % period
-    ]
-
-
 def with_update_periods(optimizer: Any, shape: ModelShape) -> Any:
     """The optimizer, whose levels now keep their periods; unchanged where every period is 1.
 

@@ -68,7 +68,7 @@ def test_the_taper_acts_on_every_level_and_keeps_each_mean(tiny):
 
 
 def test_the_periods_reach_the_shape_and_come_back_from_the_models_config(tiny):
-    from olmo_ext.training.update_periods import leftover_notes, periods_of
+    from olmo_ext.training.update_periods import periods_of
     from olmo_ext.upstream.model import shape_from_dict, shaped_model_config
 
     config = tiny(ffn=HOPE)
@@ -77,8 +77,6 @@ def test_the_periods_reach_the_shape_and_come_back_from_the_models_config(tiny):
     assert periods_of(kept.model_shape) == (1, 4, 16) and shape_from_dict(kept.shape).layers == config.shape.layers
     assert periods_of(tiny(ffn={"type": "hope", **LEVELS}).shape) == (1, 1, 1)
     assert periods_of(tiny(ffn={"d_ff": 24}).shape) == (1,)
-    assert [note.split()[5] for note in leftover_notes(config.shape, 150)] == ["2", "6"]
-    assert leftover_notes(config.shape, 160) == []
 
 
 def test_diagnosis_finds_every_level(built):
