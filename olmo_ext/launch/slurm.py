@@ -24,14 +24,7 @@ from olmo_ext.launch.preflight import Findings, preflight
 from olmo_ext.launch.rule import Placement, node_settings
 from olmo_ext.launch.slurm_command import Submission, sbatch_command, sbatch_runs, shell_line, time_option
 from olmo_ext.launch.slurm_job import record
-from olmo_ext.launch.slurm_limits import (
-    Limits,
-    check_partition,
-    limit_of,
-    read_limits,
-    test_submission,
-    unavailable_nodes,
-)
+from olmo_ext.launch.slurm_limits import Limits, check_partition, limit_of, objection_to, read_limits
 from olmo_ext.launch.slurm_queue import (
     ask_slurm,
     lost_its_comparison,
@@ -285,16 +278,8 @@ def _check_with_slurm(launch: _Launch, script: Path, findings: Findings) -> None
         partition = site.get("SBATCH_PARTITION", kind)
         if problem := check_partition(partition, limit_of(file, site.options(kind), time_limit)):
             findings.add_error(whose + problem)
-        elif refusal := test_submission(command):
-            away = unavailable_nodes(partition) if refusal.of_nodes else []
-            if refusal.of_nodes and not away and test_submission(command) is None:
-                continue  # a node that was away for the first question has come back
-            if away:
-                waits = ", ".join(away[:3]) + (f" and {len(away) - 3} more" if len(away) > 3 else "")
-                findings.add_warning(f"{whose}no node that is up fits ({refusal.text}); it will wait for {waits}")
-            else:
-                where = "; slurm/site.env has partition and GPU type, slurm/nodes.yaml a node's size"
-                findings.add_error(f"{whose}sbatch would refuse: {refusal.text}{where if refusal.of_nodes else ''}")
+        elif objection := objection_to(command, partition):
+            (findings.add_warning if objection.waits else findings.add_error)(whose + objection.text)
 
 
 def _tell(launch: _Launch, members: Sequence[Member], findings: Findings, *, queue: Mapping[str, str] | None) -> None:

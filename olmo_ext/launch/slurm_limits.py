@@ -113,26 +113,36 @@ def unavailable_nodes(partition: str | None) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Refusal:
+class Objection:
     """What sbatch says against a job."""
 
     text: str
-    of_nodes: bool
-    """No node fits. Asked for a test, Slurm counts only nodes that are up; a real job waits for the others."""
+    waits: bool
+    """Whether a job that is really submitted would be queued all the same."""
 
 
-def test_submission(command: Sequence[str]) -> Refusal | None:
-    """Ask sbatch whether it would take a job, without submitting it; None where it would, or does not answer."""
-    asked = [command[0], "--test-only", *[word for word in command[1:] if word != "--parsable"]]
+def objection_to(command: Sequence[str], partition: str | None) -> Objection | None:
+    """Ask sbatch whether it would take a job, without submitting it; None where it would, or does not answer.
+
+    Asked for a test, Slurm counts only nodes that are up; a real job waits for the others.
+    """
+    said = _said_against(command)
+    if said is None or "node configuration" not in said:
+        return None if said is None else Objection(text=f"sbatch would refuse: {said}", waits=False)
+    sizes = ("--nodes", "--gpus-per-node", "--cpus-per-task", "--mem", "--partition")
+    said += ": " + (" ".join(word for word in command if word.startswith(sizes)) or "what its #SBATCH lines say")
+    if away := unavailable_nodes(partition):
+        those = ", ".join(away[:3]) + (f" and {len(away) - 3} more" if len(away) > 3 else "")
+        return Objection(text=f"no node that is up fits ({said}); it will wait for {those}", waits=True)
+    if _said_against(command) is None:
+        return None  # a node that was away for the first question has come back
+    files = "slurm/site.env has partition and GPU type, slurm/nodes.yaml a node's size"
+    return Objection(text=f"sbatch would refuse: {said}; {files}", waits=False)
+
+
+def _said_against(command: Sequence[str]) -> str | None:
     try:
-        answer = ask_slurm(asked)
+        answer = ask_slurm([command[0], "--test-only", *[word for word in command[1:] if word != "--parsable"]])
     except WorkError:
         return None
-    if answer.returncode == 0:
-        return None
-    said = " ".join(re.sub(r"sbatch: (error: )?", "", answer.stderr).split())
-    if "node configuration" not in said:
-        return Refusal(text=said, of_nodes=False)
-    sizes = ("--nodes", "--gpus-per-node", "--cpus-per-task", "--mem", "--partition")
-    wanted = " ".join(word for word in asked if word.startswith(sizes)) or "what its #SBATCH lines say"
-    return Refusal(text=f"{said}: {wanted}", of_nodes=True)
+    return " ".join(re.sub(r"sbatch: (error: )?", "", answer.stderr).split()) if answer.returncode else None
