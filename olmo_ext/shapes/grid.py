@@ -46,7 +46,8 @@ class Grid:
         return Grid(**{name: column[mask] for name, column in vars(self).items()})
 
 
-def _head_choices(problem: Problem, d_model: int) -> list[tuple[int, int]]:
+def head_choices(problem: Problem, d_model: int) -> list[tuple[int, int]]:
+    """(heads, head_dim) to look at for a d_model."""
     if problem.heads and problem.head_dim:
         return [(h, dim) for h in problem.heads for dim in problem.head_dim]
     if problem.heads:
@@ -98,7 +99,7 @@ def make_grid(problem: Problem) -> Grid:
     rows: list[tuple[int, ...]] = []
     for d_model in problem.d_model:
         ffn = _ffn_lines(problem, d_model)
-        for heads, head_dim in _head_choices(problem, d_model):
+        for heads, head_dim in head_choices(problem, d_model):
             if heads < 1 or head_dim % 2 or (problem.kv_heads and heads % problem.kv_heads):
                 continue
             spec = attention_spec(problem, heads, head_dim)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import sys
@@ -18,6 +19,7 @@ from olmo_ext.files import write_atomically
 from olmo_ext.quantities import format_count, parse_fraction
 from olmo_ext.shapes.counts import count
 from olmo_ext.shapes.problem import Problem, Solution, shape_of
+from olmo_ext.shapes.refusals import refusal_of_all
 from olmo_ext.shapes.solve_options import make_problem, taper_section
 from olmo_ext.shapes.solver import Obstacle, Outcome, obstacles, search
 
@@ -93,16 +95,26 @@ def table(problem: Problem, outcome: Outcome) -> list[str]:
             f"{found.d_ff / found.d_model:>7.3f} {f'{found.heads}x{found.head_dim}':>9} "
             f"{found.d_model / found.layers:>8.1f} {format_count(found.attention):>9} {format_count(found.ffn):>9} "
             f"{format_count(found.attention + found.ffn):>9} {found.deviation:>+9.4%} {found.alignment:>7} "
-            f"{flops / 1e6:>9,.0f}"
+            f"{mega(flops):>9}"
         )
     return lines
 
 
-def infeasible(found: Sequence[Obstacle]) -> InputError:
-    """One line: the constraints in the way, each with the nearest feasible value."""
+def mega(flops: float) -> str:
+    """Millions, in three significant digits at least: `4.05`, `40.5`, `4,051`."""
+    millions = flops / 1e6
+    return f"{millions:,.{max(0, 2 - math.floor(math.log10(millions)))}f}" if millions > 0 else "0"
+
+
+def infeasible(found: Sequence[Obstacle], refusal: str | None = None) -> InputError:
+    """One line: the constraints in the way, each with the nearest feasible value.
+
+    :param refusal: what the attention type has against all candidates.
+    """
     if not found:
+        said = "" if refusal is None else f" (attention: {refusal})"
         return InputError(
-            "no shape meets these constraints, and giving up any single one does not help",
+            f"no shape meets these constraints, and giving up any single one does not help{said}",
             right="relax two, or raise --tolerance",
         )
 
@@ -170,12 +182,17 @@ POSITIVE = click.IntRange(min=1)
 @click.option("--non-embedding", "non_embedding", metavar="COUNT", help="Budget: attention and FFN weights.")
 @click.option("--total", metavar="COUNT", help="Budget: all parameters.")
 @click.option("--training-flops", "training_flops_per_token", metavar="COUNT", help="Budget: training FLOPs per token.")
-@click.option("--like", type=click.Path(exists=True, dir_okay=False), help="Budget: that of this config.")
+@click.option(
+    "--like",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Budget: that of this config. Types, their options, activation and K that all its layers share are taken too, "
+    "where they are not named here.",
+)
 @click.option("--tolerance", default="0.5%", callback=_fraction, show_default=True, help="Deviation allowed.")
 @click.option("--layers", metavar="RANGE", help="As 6, 4,6,8, 4..24 or 4..24:2 (default 2..48).")
 @click.option("--d-model", metavar="RANGE", help="As 1376 or 1024..2048:16 (default: multiples up to 8192).")
 @click.option("--d-model-multiple-of", type=POSITIVE, default=64, show_default=True)
-@click.option("--sub-mlps", metavar="RANGE", help="K, sub-MLPs a layer (default 1).")
+@click.option("--sub-mlps", metavar="RANGE", help="K, sub-MLPs a layer (default: 1, or --like).")
 @click.option("--d-ff", metavar="RANGE", help="Inner width of one branch of one sub-MLP.")
 @click.option("--multiple-of", type=POSITIVE, default=16, show_default=True, help="What d_ff is a multiple of.")
 @click.option("--ratio", metavar="RANGE", help="d_ff / d_model, as 0.5 or 0.4..0.8.")
@@ -189,10 +206,11 @@ POSITIVE = click.IntRange(min=1)
 @click.option("--kv-heads", type=POSITIVE)
 @click.option("--taper", metavar="RULE", help="cosine:1.5:0.5, linear:..., sigmoid:...[:steepness], groups:1.5,1,0.5.")
 @click.option("--taper-multiple-of", type=POSITIVE, default=16, show_default=True)
-@click.option("--activation", type=click.Choice(["swiglu", "gelu", "relu"]), default="swiglu", show_default=True)
+@click.option("--activation", type=click.Choice(["swiglu", "gelu", "relu"]), help="Default: swiglu, or that of --like.")
 @click.option("--ffn-type", help="conventional, hourglass (the default for K > 1) or a registered type.")
-@click.option("--attention-type", default="softmax", show_default=True)
-@click.option("--attention-option", multiple=True, metavar="KEY=VALUE", help="As gate=headwise.")
+@click.option("--ffn-option", multiple=True, metavar="KEY=VALUE", help="As update_periods=[1,4], once per option.")
+@click.option("--attention-type", help="Default: softmax, or that of --like.")
+@click.option("--attention-option", multiple=True, metavar="KEY=VALUE", help="As gate=headwise, once per option.")
 @click.option("--embedding-size", type=POSITIVE, help="Default: OLMo-2's 100352, or that of --like.")
 @click.option("--sequence-length", type=POSITIVE, help="Default: 4096, or that of --like.")
 @click.option("--tied/--untied", default=None, help="Whether the output head is the embedding.")
@@ -215,7 +233,7 @@ def solve(as_json: bool, sort: str, top: int, **options: Any) -> None:
     problem = make_problem(options)
     outcome = search(problem, limit=top, by=sort)
     if not outcome.solutions:
-        raise infeasible(obstacles(problem))
+        raise infeasible(obstacles(problem), refusal_of_all(problem))
     yaml_file, sweep_file, base = options["yaml_file"], options["sweep_file"], options["base"]
     if (yaml_file or sweep_file) and not base.is_file():
         raise InputError("no such file", where=f"--base {base}", right="the config that what is written extends")

@@ -6,11 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from olmo_ext.blocks.registry import ATTENTION_TYPES, FFN_TYPES, AttentionType, FFNType
+from olmo_ext.config import RunConfig, load_run_config, parse_override
 from olmo_ext.errors import InputError
 from olmo_ext.quantities import parse_count, parse_fraction, parse_number
+from olmo_ext.schema import coerce_class
 from olmo_ext.shapes.budget import printed_interval
-from olmo_ext.shapes.model import ModelShape
+from olmo_ext.shapes.model import FFNSpec, ModelShape
 from olmo_ext.shapes.problem import Interval, Problem
+from olmo_ext.shapes.refusals import refuse_impossible_options
 from olmo_ext.shapes.resolve import read_taper
 from olmo_ext.shapes.taper import Taper
 
@@ -107,7 +111,7 @@ def taper_section(taper: Taper) -> dict[str, Any]:
     return {**section, "multiple_of": taper.multiple_of}
 
 
-def _budget(options: Mapping[str, Any]) -> dict[str, Any]:
+def _budget(options: Mapping[str, Any], like: RunConfig | None) -> dict[str, Any]:
     """The budget, and what belongs to the model around the shape: from a config (`--like`) or from the options."""
     given = [name for name in QUANTITIES if options.get(name) is not None]
     around = {
@@ -116,15 +120,12 @@ def _budget(options: Mapping[str, Any]) -> dict[str, Any]:
         "weight_tying": options["tied"],
         "qk_norm": options["qk_norm"],
     }
-    if options.get("like") is not None:
-        from olmo_ext.config import load_run_config
-
+    if like is not None:
         if given:
             raise InputError(f"both --like and {QUANTITIES[given[0]]}", right="one budget")
-        config = load_run_config(Path(options["like"]), check_budget_too=False)
-        shape = config.shape
-        if config.budget is not None and config.budget.quantity == "total":
-            _refuse_uncounted(shape, where=str(options["like"]))
+        shape = like.shape
+        if like.budget is not None and like.budget.quantity == "total":
+            _refuse_uncounted(shape, where=str(like.source))
         its_own = {
             "embedding_size": shape.embedding_size,
             "max_sequence_length": shape.max_sequence_length,
@@ -132,9 +133,9 @@ def _budget(options: Mapping[str, Any]) -> dict[str, Any]:
             "qk_norm": shape.attention_layer_norm,
         }
         stated = {name: its_own[name] if value is None else value for name, value in around.items()}
-        if config.budget is not None:
-            return {"quantity": config.budget.quantity, "target": config.budget.target, **stated}
-        return {"quantity": "non_embedding", "target": config.counts.non_embedding, **stated}
+        if like.budget is not None:
+            return {"quantity": like.budget.quantity, "target": like.budget.target, **stated}
+        return {"quantity": "non_embedding", "target": like.counts.non_embedding, **stated}
     if len(given) != 1:
         named = " and ".join(QUANTITIES[name] for name in given) or "no budget"
         raise InputError(f"{named} given", right=f"one of {', '.join(QUANTITIES.values())}, --like CONFIG")
@@ -170,21 +171,66 @@ def _refuse_uncounted(shape: ModelShape, *, where: str) -> None:
             )
 
 
-def _typed_options(kind: Any, pairs: Sequence[str], *, option: str) -> dict[str, Any]:
-    """`key=value` options of a registered type, over its defaults."""
-    values = dict(kind.options)
+def _typed_options(
+    kind: FFNType | AttentionType, pairs: Sequence[str], *, section: str, option: str, inherited: Mapping[str, Any]
+) -> dict[str, Any]:
+    """`key=value` options of a registered type over what is inherited and the defaults, typed as in a config.
+
+    :param section: `ffn` or `attention`, the config's section that takes them.
+    """
+    given: dict[str, Any] = {}
     for text in pairs:
-        key, equals, value = text.partition("=")
-        if not equals or key not in values:
-            known = ", ".join(values) or "none"
+        name, equals, _ = text.partition("=")
+        if not equals or name not in kind.options:
+            known = ", ".join(kind.options) or "none"
             raise InputError(f"{text!r} is no option of {kind.name!r}", where=option, right=f"known: {known}")
-        default = values[key]
-        try:
-            is_number = isinstance(default, (int, float)) and not isinstance(default, bool)
-            values[key] = type(default)(parse_number(value)) if is_number else value
-        except ValueError as error:
-            raise InputError(str(error), where=option) from None
-    return values
+        given[name] = parse_override(text)[1]
+    typed = coerce_class(
+        {"ffn": "FFNSection", "attention": "AttentionSection"}[section],
+        {"type": kind.name, **inherited, **given},
+        key=f"model.{section}",
+        origins={f"model.{section}.{name}": option for name in given},
+        options=kind.options,
+    )
+    return {name: typed[name] for name in kind.options}
+
+
+def _only(values: Sequence[Any]) -> Any:
+    """What all layers have, or None where they differ."""
+    return values[0] if all(value == values[0] for value in values) else None
+
+
+def _kinds(options: Mapping[str, Any], like: RunConfig | None) -> dict[str, Any]:
+    """Types, their options and the number of sub-MLPs: as named, else those that all layers of `--like` have."""
+    ffn = _only([(f.type, f.options, f.num_sub_mlps, f.activation) for f in _ffns(like)]) if like else None
+    mixer = _only([(layer.attention.type, layer.attention.options) for layer in like.shape.layers]) if like else None
+    named, several = options["ffn_type"], options["sub_mlps"] not in (None, "1")
+    ffn_type = named or ("hourglass" if several else "conventional")
+    stated: dict[str, Any] = {"activation": options["activation"] or (ffn[3] if ffn else "swiglu")}
+    if named is None and ffn is not None and not (several and FFN_TYPES.get(ffn[0]).single):
+        ffn_type = ffn[0]
+        stated["num_sub_mlps"] = (ffn[2],)
+    attention_type = options["attention_type"] or (mixer[0] if mixer else "softmax")
+    stated |= {"ffn_type": ffn_type, "attention_type": attention_type}
+    stated["ffn_options"] = _typed_options(
+        FFN_TYPES.get(ffn_type, where="--ffn-type"),
+        options["ffn_option"],
+        section="ffn",
+        option="--ffn-option",
+        inherited=ffn[1] if ffn and ffn[0] == ffn_type else {},
+    )
+    stated["attention_options"] = _typed_options(
+        ATTENTION_TYPES.get(attention_type, where="--attention-type"),
+        options["attention_option"],
+        section="attention",
+        option="--attention-option",
+        inherited=mixer[1] if mixer and mixer[0] == attention_type else {},
+    )
+    return stated
+
+
+def _ffns(config: RunConfig) -> list[FFNSpec]:
+    return [layer.ffn for layer in config.shape.layers]
 
 
 def make_problem(options: Mapping[str, Any]) -> Problem:
@@ -192,23 +238,14 @@ def make_problem(options: Mapping[str, Any]) -> Problem:
 
     :raises InputError: naming the option.
     """
-    from olmo_ext.blocks.registry import ATTENTION_TYPES, FFN_TYPES
-
-    multiple_of = options["multiple_of"]
-    ffn_type = options["ffn_type"] or ("hourglass" if options["sub_mlps"] not in (None, "1") else "conventional")
+    like = None
+    if options.get("like") is not None:
+        like = load_run_config(Path(options["like"]), check_budget_too=False)
     stated: dict[str, Any] = {
-        **_budget(options),
+        **_budget(options, like),
+        **_kinds(options, like),
         "tolerance": options["tolerance"],
-        "multiple_of": multiple_of,
-        "ffn_type": ffn_type,
-        "activation": options["activation"],
-        "ffn_options": _typed_options(FFN_TYPES.get(ffn_type, where="--ffn-type"), (), option="--ffn-type"),
-        "attention_type": options["attention_type"],
-        "attention_options": _typed_options(
-            ATTENTION_TYPES.get(options["attention_type"], where="--attention-type"),
-            options["attention_option"],
-            option="--attention-option",
-        ),
+        "multiple_of": options["multiple_of"],
         "kv_heads": options["kv_heads"],
     }
     lists = (
@@ -237,4 +274,6 @@ def make_problem(options: Mapping[str, Any]) -> Problem:
             stated[name] = weights(options[name], option=f"--{name}")
     if options["taper"] is not None:
         stated["taper"] = parse_taper(options["taper"], multiple_of=options["taper_multiple_of"])
-    return Problem(**stated)
+    problem = Problem(**stated)
+    refuse_impossible_options(problem)
+    return problem

@@ -15,6 +15,7 @@ import numpy as np
 
 from olmo_ext.shapes.grid import expand, make_grid, sums_of_widths, within
 from olmo_ext.shapes.problem import Interval, Problem, Solution
+from olmo_ext.shapes.refusals import accepted_ffns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +75,13 @@ def _find(problem: Problem) -> _Found:
     feasible = (sums > 0) & within(ffn, problem.ffn)
     if np.isfinite(problem.tolerance):
         feasible &= np.abs(deviation) <= problem.tolerance * (1 + 1e-12)
+    feasible[feasible] = accepted_ffns(
+        problem,
+        layers=grid.layers[feasible],
+        d_model=grid.d_model[feasible],
+        sub_mlps=grid.sub_mlps[feasible],
+        d_ff=d_ff[feasible],
+    )
     columns = {
         "layers": grid.layers,
         "d_model": grid.d_model,

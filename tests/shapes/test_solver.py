@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from olmo_ext.config import load_run_config
 from olmo_ext.errors import InputError
 from olmo_ext.shapes.counts import count
 from olmo_ext.shapes.problem import Problem, shape_of
-from olmo_ext.shapes.solve_command import config_text, solve, sweep_text
+from olmo_ext.shapes.solve_command import config_text, mega, solve, sweep_text
 from olmo_ext.shapes.solver import obstacles, search
 from olmo_ext.shapes.taper import Taper
 
@@ -196,6 +197,8 @@ def test_infeasible_is_one_line_with_exit_code_2():
         (["--non-embedding", "1M", "--taper", "cosin:1.5:0.5"], "--taper"),
         (["--non-embedding", "1M", "--attention-type", "sofmax"], "did you mean 'softmax'"),
         (["--non-embedding", "1M", "--attention-option", "gates=x"], "--attention-option"),
+        (["--non-embedding", "1M", "--ffn-type", "hope", "--ffn-option", "period=4"], "--ffn-option: 'period=4'"),
+        (["--non-embedding", "1M", "--ffn-option", "rank=4"], "no option of 'conventional'; known: none"),
     ],
 )
 def test_bad_options_are_named(arguments, words):
@@ -258,6 +261,133 @@ def test_json_has_every_count_of_the_shape_and_a_config_that_makes_it():
         config = load_run_config({**base, "budget": row["config"]["budget"]})
         assert config.counts.parameters() == row["parameters"]
         assert config.counts.training_flops_per_token == row["flops_per_token"]["training"]
+
+
+TITANS = ("--attention-type", "titans", "--attention-option")
+HOPE = ("--sub-mlps", "2", "--ffn-type", "hope", "--ffn-option")
+
+
+@pytest.mark.parametrize(
+    ("section", "named", "key", "value"),
+    [
+        *(("attention", TITANS, "form", form) for form in ("mag", "foo")),
+        *(("attention", TITANS, *pair) for pair in (("window", "-5"), ("chunk_size", "-4"), ("value_norm", "maybe"))),
+        ("attention", TITANS, "memory_depth", "deep"),
+        *(("ffn", HOPE, "update_periods", periods) for periods in ("[0]", "[1, two]", "1,4")),
+        ("ffn", HOPE, "composition", "both"),
+    ],
+)
+def test_an_option_that_no_shape_satisfies_is_refused_as_in_a_config(section, named, key, value):
+    solved = invoke(*SMALL, *named, f"{key}={value}")
+    kind = named[1] if section == "attention" else named[3]
+    tree = yaml.safe_load(BASE)
+    tree["model"] |= {"d_model": 128, "n_layers": 2, "n_heads": 4, section: {"type": kind}}
+    if section == "ffn":
+        tree["model"][section]["num_sub_mlps"] = 2
+    with pytest.raises(InputError) as planned:
+        load_run_config(tree, [f"model.{section}.{key}={value}"])
+    assert isinstance(solved.exception, InputError) and solved.exception.exit_code == 2
+    assert f"--{section}-option" in str(solved.exception)
+    assert planned.value.what in str(solved.exception) and solved.exception.what == planned.value.what
+
+
+def test_an_option_that_some_shapes_satisfy_is_a_constraint():
+    without = invoke(*SMALL, "--ffn-type", "hope", "--ffn-option", "update_periods=[1,4]")
+    assert "--sub-mlps alone is in the way; nearest feasible: --sub-mlps 2" in str(without.exception)
+    several = invoke(
+        *SMALL, "--ffn-type", "hope", "--ffn-option", "update_periods=[1,4]", "--sub-mlps", "1..4", "--json"
+    )
+    assert {row["num_sub_mlps"] for row in json.loads(several.output)["solutions"]} == {2}
+    single = invoke(*SMALL, "--ffn-type", "conventional", "--sub-mlps", "2")
+    assert "nearest feasible: --sub-mlps 1" in str(single.exception)
+    heads = invoke(*SMALL, *TITANS, "memory_heads=7", "--json")
+    assert {row["d_model"] % 7 for row in json.loads(heads.output)["solutions"]} == {0}
+    shared = invoke(*SMALL, "--attention-type", "titans", "--kv-heads", "2")
+    assert "(attention: n_kv_heads 2 belongs to the forms with attention, mag and mal)" in str(shared.exception)
+
+
+def test_a_width_that_an_ffn_type_refuses_is_no_shape():
+    from olmo_ext.blocks.conventional import MLPType
+    from olmo_ext.blocks.registry import FFN_TYPES
+
+    class Thirds(MLPType):
+        name = "test-thirds"
+
+        def check(self, spec, d_model):
+            return None if all(width % 3 == 0 for width in spec.d_ff) else "d_ff is no multiple of 3"
+
+    FFN_TYPES.add(Thirds)
+    plain = problem(target=M, tolerance=0.05, layers=(3, 4), d_model=(64, 96), multiple_of=8)
+    for taper in (None, Taper(schedule="cosine", start=1.5, end=0.5, multiple_of=8)):
+        free, found = (
+            search(replace(plain, taper=taper, ffn_type=kind), limit=1000) for kind in ("hourglass", "test-thirds")
+        )
+        kept = [
+            item
+            for item in free.solutions
+            if all(
+                width % 3 == 0
+                for layer in shape_of(replace(plain, taper=taper), item).layers
+                for width in layer.ffn.d_ff
+            )
+        ]
+        assert list(found.solutions) == kept and found.num_feasible == len(kept) < free.num_feasible
+        assert kept or taper
+
+
+def test_options_that_are_written_are_typed_and_load(tmp_path):
+    base, run = tmp_path / "base.yaml", tmp_path / "run.yaml"
+    base.write_text(BASE)
+    options = ("form=mag", "window=16", "value_norm=false", "memory_ratio=1", "chunk_size=8")
+    named = [word for option in options for word in ("--attention-option", option)]
+    named += ["--attention-type", "titans", *HOPE, "update_periods=[1, 4]"]
+    result = invoke(*SMALL, *named, "--base", str(base), "--yaml", str(run))
+    assert result.exit_code == 0, result.exception
+    layer = load_run_config(run).shape.layers[0]
+    assert layer.ffn.options == {"update_periods": [1, 4], "composition": "sequential"}
+    wanted = {"form": "mag", "window": 16, "value_norm": False, "memory_ratio": 1.0, "chunk_size": 8}
+    assert {key: layer.attention.options[key] for key in wanted} == wanted
+
+
+def like(path, **model):
+    tree = yaml.safe_load(BASE)
+    tree["model"] |= {"d_model": 128, "n_layers": 4, "n_heads": 4, **model}
+    path.write_text(yaml.safe_dump(tree))
+    return ("--like", str(path), "--layers", "3..5", "--d-model", "128", "--tolerance", "5%", "--json")
+
+
+def solved(*arguments: str) -> dict:
+    result = invoke(*arguments)
+    assert result.exit_code == 0, result.exception
+    return json.loads(result.output)["solutions"][0]["config"]["model"]
+
+
+def test_like_takes_what_its_layers_share_unless_it_is_named(tmp_path):
+    hope = {"type": "hope", "d_ff": 256, "num_sub_mlps": 2, "update_periods": [1, 4]}
+    mag = {"type": "titans", "form": "mag", "window": 16, "chunk_size": 8}
+    given = like(tmp_path / "one.yaml", ffn=hope, attention=mag, activation_type="gelu")
+    taken = solved(*given)
+    assert taken["activation_type"] == "gelu"
+    assert {key: taken["ffn"][key] for key in ("type", "num_sub_mlps", "update_periods")} == {
+        "type": "hope", "num_sub_mlps": 2, "update_periods": [1, 4],
+    }  # fmt: skip
+    assert {key: taken["attention"][key] for key in mag} == mag
+    one = solved(*given, "--attention-type", "titans", "--attention-option", "window=32", "--ffn-option",
+                 "update_periods=[4,1]", "--activation", "swiglu")  # fmt: skip
+    assert one["attention"]["window"] == 32 and one["attention"]["chunk_size"] == 8
+    assert one["ffn"]["update_periods"] == [4, 1] and one["activation_type"] == "swiglu"
+    other = solved(*given, "--attention-type", "softmax", "--ffn-type", "conventional")
+    assert other["attention"] == {"type": "softmax"} and other["ffn"].keys() == {"type", "d_ff"}
+    mixed = like(tmp_path / "two.yaml", ffn={"d_ff": 512}, attention={**mag, "type": ["titans", "softmax"] * 2})
+    assert solved(*mixed)["attention"] == {"type": "softmax"}
+    assert solved(*mixed, "--sub-mlps", "2")["ffn"]["type"] == "hourglass"
+
+
+def test_millions_keep_three_digits():
+    assert [mega(flops) for flops in (4.0512e6, 40.512e6, 405.12e6, 4.0512e9, 123_456)] == [
+        "4.05", "40.5", "405", "4,051", "0.123",
+    ]  # fmt: skip
+    assert re.search(r" \d\.\d\d$", invoke(*SMALL, "--top", "1").output.splitlines()[1])
 
 
 def test_a_budget_can_be_that_of_a_config(tmp_path):
