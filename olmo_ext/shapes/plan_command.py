@@ -9,10 +9,12 @@ from pathlib import Path
 
 import click
 
+from olmo_ext.blocks.registry import ATTENTION_TYPES, FFN_TYPES
 from olmo_ext.config import RunConfig, load_run_config
 from olmo_ext.errors import InputError
 from olmo_ext.nodes import load_hardware
 from olmo_ext.quantities import format_bytes, format_count, parse_fraction
+from olmo_ext.shapes.kinds import changed_options, options_text
 from olmo_ext.shapes.model import AttentionSpec, ModelShape
 from olmo_ext.shapes.plan import Machine, RunPlan, order_warnings, plan_run
 
@@ -94,18 +96,25 @@ def _ffn_text(shape: ModelShape) -> str:
     text = width(per_layer[0])
     if len(per_layer) > 1:
         text += f" to {width(shape.layers[-1].ffn.d_ff)}, mean {sum(totals) / len(totals) / min(counts):.6g}"
-    return f"{bars(totals)}  {kinds} {text}"
+    specs = [layer.ffn for layer in shape.layers]
+    options = dict.fromkeys(options_text(changed_options(FFN_TYPES, spec.type, spec.options)) for spec in specs)
+    changed = "; ".join(filter(None, options))
+    return f"{bars(totals)}  {kinds} {text}" + (f", {changed}" if changed else "")
 
 
 def _attention_text(shape: ModelShape) -> str:
-    layers = list(dict.fromkeys((a.type, a.n_heads, a.n_kv_heads, a.head_dim) for a in _attentions(shape)))
-    texts = []
-    for kind, heads, kv_heads, head_dim in layers[:3]:
-        shared = "" if heads == kv_heads else f", {kv_heads} KV"
-        texts.append(f"{kind} {heads} x {head_dim} = {heads * head_dim}{shared}")
+    layers = list(dict.fromkeys(map(_mixer_text, _attentions(shape))))
+    texts = layers[:3]
     more = f" and {len(layers) - 3} more" if len(layers) > 3 else ""
     shown = f"{bars([a.width for a in _attentions(shape)])}  " if len(layers) > 1 else ""
     return shown + "; ".join(texts) + more
+
+
+def _mixer_text(mixer: AttentionSpec) -> str:
+    shared = "" if mixer.n_heads == mixer.n_kv_heads else f", {mixer.n_kv_heads} KV"
+    changed = options_text(changed_options(ATTENTION_TYPES, mixer.type, mixer.options))
+    text = f"{mixer.type} {mixer.n_heads} x {mixer.head_dim} = {mixer.width}{shared}"
+    return f"{text}, {changed}" if changed else text
 
 
 def _attentions(shape: ModelShape) -> list[AttentionSpec]:

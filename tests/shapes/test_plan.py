@@ -73,6 +73,21 @@ def test_plan_says_what_the_config_comes_to(config):
     assert run["kv_cache_bytes_per_token"] == 2 * 2 * 4 * 128
 
 
+def test_options_that_are_not_the_types_own_defaults_are_shown(config):
+    hope = ("model.ffn.type=hope", "model.ffn.num_sub_mlps=2", "model.ffn.d_ff=256")
+    shown = []
+    for periods in ("[1,4]", "[4,1]", "[]"):
+        output = invoke(config, *hope, f"model.ffn.update_periods={periods}").output
+        shown.append(next(line for line in output.splitlines() if line.startswith("  FFN ")).partition("hope ")[2])
+    assert shown == ["2 x 256, update_periods [1, 4]", "2 x 256, update_periods [4, 1]", "2 x 256"]
+    titans = ("model.attention.form=mag", "model.attention.window=16", "model.attention.momentum=false")
+    mixed = (*titans, "model.attention.type=[softmax,titans,titans,titans]", "budget=null")
+    output = invoke(config, *mixed).output
+    assert "softmax 4 x 32 = 128; titans 4 x 32 = 128, form mag, window 16, momentum false\n" in output
+    options = planned(config, *mixed)["shape"]["attention_options"]
+    assert options[0] == {} and options[1]["window"] == 16 and options[1]["memory_depth"] == 2
+
+
 def test_overrides_are_written_with_or_without_dashes(config):
     assert planned(config, "max_duration=10")["steps"] == 10
     assert planned(config, "--max_duration=10")["steps"] == 10
