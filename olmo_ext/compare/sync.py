@@ -15,9 +15,7 @@ What went up is kept in `wandb/uploads.json` of the run, one entry for each serv
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
-import math
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -26,11 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from olmo_ext.compare.offline_file import Segment, find_files, read_segment, repair, settle
+from olmo_ext.compare.upload_rows import digest, history, overtaken_steps
 from olmo_ext.errors import InputError, WorkError
 from olmo_ext.files import write_atomically
-from olmo_ext.rundir import MetricsRow, RunDirectory
+from olmo_ext.rundir import RunDirectory
 from olmo_ext.training.wandb_run import Writer, writer_settings
-from olmo_ext.training.wandb_settings import ID_FILE, check_names, has_key, run_id, server_url, wanted
+from olmo_ext.training.wandb_settings import ID_FILE, check_names, has_key, run_id, server_url
 
 LEDGER = "uploads.json"
 START_SECONDS = 30.0
@@ -38,8 +37,6 @@ BASE_SECONDS = 60.0
 """Least time for an upload; `ROWS_PER_SECOND` adds to it for long runs."""
 
 ROWS_PER_SECOND = 200
-NOT_COMPARED = ("throughput/", "memory/", "System/", "system/")
-"""Values that differ between two attempts over the same steps without the training being another."""
 
 
 @dataclass(kw_only=True)
@@ -103,40 +100,6 @@ def find_runs(path: Path) -> list[RunDirectory]:
     if not runs:
         raise InputError("no runs here", where=str(path), right="a folder runs/<sweep>, or one run's folder")
     return runs
-
-
-def history(rows: list[MetricsRow], *, log_interval: int) -> list[tuple[int, dict[str, Any]]]:
-    """The rows to send, one a step in increasing order; training and evaluation of a step become one row."""
-    merged: dict[int, dict[str, Any]] = {}
-    for row in rows:
-        if row.kind in ("train", "eval") and wanted(row.step, row.values, log_interval):
-            content = merged.setdefault(row.step, {})
-            content.update(row.values)
-            content.update(tokens=row.tokens, flops=row.flops, seconds=row.seconds, _timestamp=row.time)
-    return sorted(merged.items())
-
-
-def digest(rows: list[tuple[int, dict[str, Any]]]) -> str:
-    """A hash of what was trained: the values that a bitwise equal repetition reproduces."""
-    kept = [
-        [step, {k: v for k, v in row.items() if k not in ("seconds", "_timestamp") and not k.startswith(NOT_COMPARED)}]
-        for step, row in rows
-    ]
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
-
-
-def overtaken_steps(run: RunDirectory, rows: list[tuple[int, dict[str, Any]]]) -> list[int]:
-    """Steps among `rows` that a lost attempt had logged with clearly other values (a thousandth and more: a repetition
-    on a GPU need not be exact)."""
-    surviving = dict(rows)
-    found = set()
-    for lost in run.read_all_metrics():
-        kept = surviving.get(lost.step, {})
-        for name, value in lost.values.items():
-            if name in kept and not name.startswith(NOT_COMPARED):
-                if not math.isclose(value, kept[name], rel_tol=1e-3, abs_tol=1e-9):
-                    found.add(lost.step)
-    return sorted(found)
 
 
 class Ledger:
