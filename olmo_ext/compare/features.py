@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from olmo_ext.blocks.registry import ATTENTION_TYPES, FFN_TYPES
 from olmo_ext.compare.collect import Run
+from olmo_ext.schema import OUR_KEYS
+from olmo_ext.shapes.kinds import kind_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +24,12 @@ class Features:
     sub_widths: tuple[tuple[int, ...], ...] = ()
     attention_widths: tuple[int, ...] = ()
     """heads * head_dim per layer."""
+
+    ffn_kinds: tuple[str, ...] = ()
+    """Per layer the type and the options that are not its defaults: `hope, update_periods [1, 4]`."""
+
+    mixer_kinds: tuple[str, ...] = ()
+    """Per layer: `titans, form mag, window 64`."""
 
     num_sub_mlps: int | None = None
     ratio: float | None = None
@@ -52,6 +61,9 @@ class Features:
     kv_cache_bytes_per_token: float | None = None
     """Bytes that a token adds to the cache of all layers."""
 
+    state_bytes: float | None = None
+    """Bytes that decoding keeps per sequence whatever its length (fp32)."""
+
     @property
     def aspect(self) -> float | None:
         """d_model / n_layers."""
@@ -78,6 +90,8 @@ def features(run: Run) -> Features:
         widths=widths,
         sub_widths=sub_widths,
         attention_widths=attention,
+        ffn_kinds=tuple(kind_text(FFN_TYPES, *_kind(run, layer, "ffn")) for layer in layers),
+        mixer_kinds=tuple(kind_text(ATTENTION_TYPES, *_kind(run, layer, "attention")) for layer in layers),
         num_sub_mlps=subs.pop() if len(subs) == 1 else None,
         ratio=mean / shape["d_model"] if shape.get("d_model") else None,
         taper=taper,
@@ -90,7 +104,21 @@ def features(run: Run) -> Features:
         flops_per_token=flops.get("training"),
         flops_per_token_causal=flops.get("training_causal"),
         kv_cache_bytes_per_token=shape.get("kv_cache_bytes_per_token"),
+        state_bytes=shape.get("state_bytes"),
     )
+
+
+def _kind(run: Run, layer: Mapping[str, Any], part: str) -> tuple[str, Mapping[str, Any]]:
+    """Type and options of a layer's `ffn` or `attention`; the config's where shape.json is older than `options`."""
+    name, options = str(layer[part]["type"]), layer[part].get("options")
+    if isinstance(options, Mapping):
+        return name, options
+    model = run.config.get("model")
+    section = model.get(part) if isinstance(model, Mapping) else None
+    if not isinstance(section, Mapping):
+        return name, {}
+    known = OUR_KEYS["FFNSection" if part == "ffn" else "AttentionSection"]
+    return name, {key: value for key, value in section.items() if key not in known and value is not None}
 
 
 def _taper(run: Run, widths: tuple[int, ...]) -> tuple[str | None, str | None]:

@@ -109,12 +109,18 @@ def shape_json(config: RunConfig) -> dict[str, Any]:
     shape = config.shape
     layers = [
         {
-            "ffn": {"type": layer.ffn.type, "d_ff": list(layer.ffn.d_ff), "activation": layer.ffn.activation},
+            "ffn": {
+                "type": layer.ffn.type,
+                "d_ff": list(layer.ffn.d_ff),
+                "activation": layer.ffn.activation,
+                "options": dict(layer.ffn.options),
+            },
             "attention": {
                 "type": layer.attention.type,
                 "n_heads": layer.attention.n_heads,
                 "n_kv_heads": layer.attention.n_kv_heads,
                 "head_dim": layer.attention.head_dim,
+                "options": dict(layer.attention.options),
             },
         }
         for layer in shape.layers

@@ -19,8 +19,14 @@ def make_shape(
     n_layers: int = 4,
     d_ff: Sequence[Sequence[int]] | None = None,
     ffn_type: str = "conventional",
+    mixer_type: str = "softmax",
+    state_bytes: int | None = None,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """A `shape.json` with counts that follow from the widths (softmax attention, untied head of 4,096)."""
+    """A `shape.json` with counts that follow from the widths (softmax attention's, untied head of 4,096).
+
+    :param options: `ffn` and `attention` -> the type's options; None for a run that is older than them.
+    """
     widths = d_ff or [[4 * d_model]] * n_layers
     heads = max(1, d_model // 32)
     layer_attention, ffn = 4 * d_model**2, sum(3 * d_model * sum(layer) for layer in widths)
@@ -32,8 +38,10 @@ def make_shape(
         "n_layers": n_layers,
         "layers": [
             {
-                "ffn": {"type": ffn_type, "d_ff": list(layer), "activation": "swiglu"},
-                "attention": {"type": "softmax", "n_heads": heads, "n_kv_heads": heads, "head_dim": d_model // heads},
+                "ffn": {"type": ffn_type, "d_ff": list(layer), "activation": "swiglu"}
+                | ({} if options is None else {"options": dict(options.get("ffn", {}))}),
+                "attention": {"type": mixer_type, "n_heads": heads, "n_kv_heads": heads, "head_dim": d_model // heads}
+                | ({} if options is None else {"options": dict(options.get("attention", {}))}),
             }
             for layer in widths
         ],
@@ -43,6 +51,7 @@ def make_shape(
         },
         "flops_per_token": {"forward": training / 3, "training": training, "training_causal": training},
         "kv_cache_bytes_per_token": 4 * n_layers * d_model,
+        **({} if state_bytes is None else {"state_bytes": state_bytes}),
         "activation_elements_per_token": 34 * d_model * n_layers,
         "budget": {"quantity": "non_embedding", "target": non_embedding, "actual": non_embedding,
                    "deviation": 0.0, "tolerance": 0.005},

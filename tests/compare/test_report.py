@@ -20,6 +20,7 @@ from olmo_ext.compare.report.heatmaps import layer_means, needle_scores
 from olmo_ext.compare.report.page import render, write_report
 from olmo_ext.compare.report.payload import emphasised
 from olmo_ext.compare.report.thinning import extremes, means
+from olmo_ext.quantities import format_count
 
 from .browser import CHROMIUM, Browser
 from .synthetic import make_shape, make_sweep
@@ -123,6 +124,43 @@ def test_every_plot_has_a_label_and_the_page_a_table_of_its_numbers(result: Comp
         assert text.count(group.name) >= 6, "results, curves, shapes, cost and views each name it in a table"
     for section in ("needles", "diagnosis", "axes", "comparability", "provenance"):
         assert f'<section id="{section}"' in text
+
+
+def test_types_are_named_with_their_options_and_decoding_with_its_state(tmp_path: Path) -> None:
+    periods, mag = {"update_periods": [1, 4], "composition": "sequential"}, {"form": "mag", "window": 64}
+    two = [[128, 128]] * 4
+    groups = {
+        # As runs were described before options and state were: the config alone tells.
+        "old": {"shape": make_shape(d_ff=two, ffn_type="hope", mixer_type="titans"),
+                "config": {"model.ffn": {"type": "hope", "num_sub_mlps": 2, "update_periods": [4, 1]},
+                           "model.attention": {"type": "titans", "n_heads": None, **mag, "chunk_size": 16}}},
+        "new": {"shape": make_shape(d_ff=two, ffn_type="hope", mixer_type="titans", state_bytes=334_848,
+                                    options={"ffn": periods, "attention": mag})},
+        "plain": {"shape": make_shape(state_bytes=0, options={})},
+        "theirs": {"shape": make_shape(ffn_type="<b>lost</b>", options={"ffn": {"rank": 4}})},
+    }  # fmt: skip
+    path = tmp_path / "sweep"
+    make_sweep(path, {name: {**SHORT, "final": 3.0, **given} for name, given in groups.items()}, baseline="plain")
+    text = render(compare_sweep(read_sweep(path))).split("<script", 1)[0]
+    shapes, cost = (text.split(f'<section id="{name}"')[1].split("</section>")[0] for name in ("shapes", "cost"))
+    for words in (
+        "hope, update_periods [4, 1] · titans, form mag, chunk_size 16, window 64",
+        "hope, update_periods [1, 4] · titans, form mag, window 64",
+        "conventional · softmax",
+        "&lt;b&gt;lost&lt;/b&gt;, rank 4 · softmax",
+    ):
+        assert f"<small>{words}</small>" in shapes
+    assert "hope, update_periods [1, 4] (× 4)" in shapes and "titans, form mag, window 64 (× 4)" in shapes
+    rows = {name: cells for name, *cells in _rows(cost.split("Cost and loss</span>")[1].split("</table>")[0])}
+    assert rows.pop("Group")[-2:] == ["KV bytes/token", "State bytes/sequence"]
+    states = {name: cells[-1] for name, cells in rows.items()}
+    assert states == {"old": "–", "new": format_count(334_848), "plain": "0", "theirs": "–"}
+
+
+def _rows(table: str) -> list[list[str]]:
+    """The cells of a table, without markup."""
+    rows = re.findall(r"<tr>.*?</tr>", table, re.S)
+    return [[re.sub(r"<.*?>", "", cell) for cell in re.findall(r"<t[hd].*?</t[hd]>", row, re.S)] for row in rows]
 
 
 def test_the_verdict_is_two_sentences_at_the_top_and_a_third_for_short_runs(result: Comparison) -> None:

@@ -88,8 +88,8 @@ def test_a_run_leaves_everything_that_is_known_about_it(forked, config, tmp_path
     shape = json.loads((run / "shape.json").read_text())
     assert shape["layers"] == 2 * [
         {
-            "ffn": {"type": "conventional", "d_ff": [24], "activation": "swiglu"},
-            "attention": {"type": "softmax", "n_heads": 2, "n_kv_heads": 2, "head_dim": 8},
+            "ffn": {"type": "conventional", "d_ff": [24], "activation": "swiglu", "options": {}},
+            "attention": {"type": "softmax", "n_heads": 2, "n_kv_heads": 2, "head_dim": 8, "options": {}},
         }
     ]
     assert shape["parameters"] == text.counts.parameters() and shape["budget"]["quantity"] == "total"
@@ -404,7 +404,7 @@ def test_a_run_that_never_reaches_its_end_is_not_called_done(forked, config, tmp
     assert ended.code == 1 and state.status == "failed" and "step 0 of 4" in state.reason, ended.output
 
 
-@pytest.mark.parametrize("override", ["model.init_fn=kaiming_normal", "fused_loss=true", "compile.backend=nothing"])
+@pytest.mark.parametrize("override", ["fused_loss=true", "compile.backend=nothing"])
 def test_what_olmo_refuses_while_it_builds_is_one_line(forked, config, tmp_path, override):
     ended = forked(lambda: train(config(override), run_directory=tmp_path / "run"))
     assert ended.code == 2 and "OLMo refuses this config" in ended.output, ended.output

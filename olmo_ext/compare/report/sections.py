@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
 import numpy as np
@@ -18,6 +19,8 @@ from olmo_ext.compare.views import AXES, AXIS_NAMES
 from olmo_ext.quantities import format_count, format_seconds
 
 CURVE_TABLE_POINTS = 8
+DECODING = ("KV bytes/token", "State bytes/sequence")
+"""What decoding keeps: per token of the past in a 2-byte type, and per sequence whatever its length in fp32."""
 
 
 def estimate(difference: Difference | None, digits: int = 4) -> str:
@@ -97,7 +100,8 @@ def shapes(result: Comparison) -> Html:
         cards.append(
             f'<figure class="shape" data-group="{number}"><figcaption><i class="swatch" data-group="{number}"></i>'
             f"<b>{escape(group.name)}</b><small>{shape.n_layers} layers · d<sub>model</sub> {shape.d_model:,}{subs}"
-            "</small></figcaption>"
+            f"</small><small>{escape(_distinct(shape.ffn_kinds))} · {escape(_distinct(shape.mixer_kinds))}</small>"
+            "</figcaption>"
             f"{silhouette(shape, scale=(WIDTH - 2) / widest, name=group.name)}{share_bar(shape)}</figure>"
         )
         widths = [
@@ -106,20 +110,22 @@ def shapes(result: Comparison) -> Html:
             else (f"{len(layer)} × " if len(layer) > 1 else "") + f"{layer[0]:,}"
             for layer in shape.sub_widths
         ]
-        rows.append([group.name, shape.n_layers, f"{shape.d_model:,}", _runs_of(widths),
+        rows.append([group.name, shape.n_layers, f"{shape.d_model:,}", _runs_of(shape.ffn_kinds, between="; "),
+                     _runs_of(widths), _runs_of(shape.mixer_kinds, between="; "),
                      _runs_of([f"{w:,}" for w in shape.attention_widths]), words.count(shape.attention),
-                     words.count(shape.ffn),
-                     words.count(shape.total), words.count(shape.kv_cache_bytes_per_token)])  # fmt: skip
+                     words.count(shape.ffn), words.count(shape.total), *_decoding(group)])  # fmt: skip
     head = [
         "Group",
         "Layers",
         "d_model",
+        "FFN type",
         "FFN inner width, first to last layer",
+        "Attention type",
         "Attention width",
         "Attention",
         "FFN",
         "Total",
-        "KV bytes/token",
+        *DECODING,
     ]
     legend = (
         '<p class="legend"><span><i class="key key-ffn"></i>inner width of each sub-MLP</span><span><i class="key '
@@ -135,7 +141,17 @@ def shapes(result: Comparison) -> Html:
     )  # fmt: skip
 
 
-def _runs_of(values: list[str]) -> str:
+def _decoding(group: GroupResult) -> list[str]:
+    """What decoding keeps: a dash where the run is older than the figure."""
+    shape = group.features
+    return [words.count(shape.kv_cache_bytes_per_token), words.count(shape.state_bytes)]
+
+
+def _distinct(kinds: Sequence[str]) -> str:
+    return "; ".join(dict.fromkeys(kinds))
+
+
+def _runs_of(values: Sequence[str], *, between: str = ", ") -> str:
     """Repeated neighbours folded: `3072 (×12)`."""
     folded: list[tuple[str, int]] = []
     for value in values:
@@ -143,7 +159,7 @@ def _runs_of(values: list[str]) -> str:
             folded[-1] = (value, folded[-1][1] + 1)
         else:
             folded.append((value, 1))
-    return ", ".join(value if many == 1 else f"{value} (× {many})" for value, many in folded)
+    return between.join(value if many == 1 else f"{value} (× {many})" for value, many in folded)
 
 
 def cost(result: Comparison) -> Html:
@@ -153,12 +169,10 @@ def cost(result: Comparison) -> Html:
         return Html()
     rows = [
         [g.name, words.engineering(g.total_flops), "" if g.tokens_per_second is None else f"{g.tokens_per_second:,.0f}",
-         words.number(g.loss, 4), words.count(g.features.kv_cache_bytes_per_token)]
+         words.number(g.loss, 4), *_decoding(g)]
         for g in result.groups if g.losses
     ]  # fmt: skip
-    data = behind(
-        table(["Group", "Training FLOPs", "Tokens/s", "Loss", "KV bytes/token"], rows, caption="Cost and loss")
-    )
+    data = behind(table(["Group", "Training FLOPs", "Tokens/s", "Loss", *DECODING], rows, caption="Cost and loss"))
     flops_caption = (
         "<b>Loss against training FLOPs.</b> Small dots are seeds, large ones their mean; the dotted steps are the "
         "frontier."
