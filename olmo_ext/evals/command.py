@@ -305,6 +305,7 @@ def generate(
             raise InputError(f"{value}", where=option, right="a number")
     text = sys.stdin.read() if prompt is None else prompt
     _quiet_libraries()
+    from olmo_ext.evals.generation import check_fits
     from olmo_ext.evals.generation import generate as continue_prompt
     from olmo_ext.evals.model import load_target
     from olmo_ext.evals.run import pick_device
@@ -313,6 +314,8 @@ def generate(
         target, step=step, device=pick_device(device), precision=precision, trust_remote_code=trust_remote_code
     )
     ids = loaded.tokenizer.encode(text) or [loaded.tokenizer.eos_token_id]
+    # Before the prompt is printed: an error must not follow it on its line.
+    check_fits(loaded.model, ids, max_tokens=max_tokens)
     shown = [0]
     found: list[int] = []
 

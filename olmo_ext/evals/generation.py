@@ -29,6 +29,17 @@ def choose(
     return int(torch.multinomial(probabilities, 1, generator=generator))
 
 
+def check_fits(model: EvaluatedModel, prompt: Sequence[int], *, max_tokens: int) -> None:
+    """:raises InputError: if prompt and continuation do not fit into the model's input."""
+    if not prompt:
+        raise InputError("the prompt has no token", right="at least one character")
+    if len(prompt) + max_tokens > model.max_sequence_length:
+        raise InputError(
+            f"a prompt of {len(prompt)} tokens and {max_tokens} more, the model takes {model.max_sequence_length}",
+            right="a shorter prompt or fewer tokens",
+        )
+
+
 def generate(
     model: EvaluatedModel,
     prompt: Sequence[int],
@@ -49,15 +60,9 @@ def generate(
     :param stop_token_ids: decoding ends before one of these, which is not returned.
     :param num_tokens: size of the vocabulary; ids beyond it (padding rows of the embedding) are never chosen.
     :param temperature: 0 for greedy decoding.
-    :raises InputError: if prompt and continuation do not fit into the model's input.
+    :raises InputError: as `check_fits`.
     """
-    if not prompt:
-        raise InputError("the prompt has no token", right="at least one character")
-    if len(prompt) + max_tokens > model.max_sequence_length:
-        raise InputError(
-            f"a prompt of {len(prompt)} tokens and {max_tokens} more, the model takes {model.max_sequence_length}",
-            right="a shorter prompt or fewer tokens",
-        )
+    check_fits(model, prompt, max_tokens=max_tokens)
     generator = None
     found: list[int] = []
     ids = torch.tensor([list(prompt)])

@@ -246,6 +246,12 @@ def test_what_is_no_model_is_told(tmp_path: Path) -> None:
         CliRunner().invoke(evaluate, [str(tmp_path)], catch_exceptions=False)
 
 
+def test_what_generate_refuses_comes_before_anything_is_printed(run: RunDirectory) -> None:
+    result = CliRunner().invoke(generate, [str(run.path), "The 3th river", "--max-tokens", "100000"])
+    assert isinstance(result.exception, InputError) and "and 100000 more" in str(result.exception)
+    assert result.stdout == ""
+
+
 def test_generate_prints_the_prompt_and_its_continuation(run: RunDirectory) -> None:
     first = call(generate, run.path, "The 3th river", "--max-tokens", 8)
     assert first == call(generate, run.path, "The 3th river", "--max-tokens", 8, "--no-cache")
