@@ -239,6 +239,17 @@ def _is_set(tree: Any, dotted: str) -> bool:
     return True
 
 
+def _refuse_empty_name(name: Any, origins: Origins) -> None:
+    """A name that was given and is empty, such as an unset variable of a shell: another run would be meant than the one
+    called like the file. `run_name:` with nothing behind it is YAML's null, in a file."""
+    place = origins.get("run_name", "")
+    written = not isinstance(name, Plain) or place == "command line"
+    if isinstance(name, str) and not name.strip() and written:
+        raise InputError(
+            "is empty", where=f"{place}, run_name".removeprefix(", "), right="a name, or null for the file's"
+        )
+
+
 def load_run_config(
     source: Path | str | Mapping[str, Any],
     overrides: Sequence[str] | Mapping[str, Any] = (),
@@ -265,6 +276,7 @@ def load_run_config(
         tree = _read_with_parents(path, origins)
     tree = apply_overrides(tree, overrides, origins)
     origins.update(places or {})
+    _refuse_empty_name(tree.get("run_name"), origins)
     if path is not None and is_null(tree.get("run_name")):
         tree["run_name"] = path.stem
     tree = _interpolate(tree, origins)

@@ -124,7 +124,9 @@ def contradiction(values: Mapping[str, Any]) -> tuple[str, str, str] | None:
     if layers % group:
         return "model.block_group_size", f"{group} does not divide n_layers {layers}", "a divisor of n_layers"
     if data["generate_doc_lengths"] and not model["flash_attention"]:
-        return "data.generate_doc_lengths", "documents are kept apart by flash attention alone", "flash_attention: true"
+        what = "documents are kept apart by flash attention alone"
+        right = "false, or model.flash_attention: true (which needs a GPU and the flash-attn package)"
+        return "data.generate_doc_lengths", what, right
     evaluators = ((f"evaluators.{number}.data", each["data"]) for number, each in enumerate(values["evaluators"]))
     for place, section in (("data", data), *evaluators):
         if section["timeout"] and not section["num_workers"]:

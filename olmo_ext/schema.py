@@ -123,9 +123,14 @@ def parse_duration(value: Any) -> int | str:
     return f"{amount}{match[2]}" if match else amount
 
 
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
 def _text(value: Any) -> str:
     if isinstance(value, (Mapping, list)):
-        raise ValueError("is not a single value")
+        raise ValueError(f"{_short(plain_value(value))} is not a single value")
     return str(value)
 
 

@@ -94,6 +94,9 @@ def test_extending_oneself_is_an_error(tmp_path: Path) -> None:
         ("plugins=[no_such_module_anywhere]", "cannot be imported"),
         ("run_name=${oc.env:WANDB_API_KEY}", "WANDB_API_KEY would be written"),
         ("run_name=${no.such.key}", "cannot be resolved"),
+        ("run_name=", "^command line, run_name: is empty; a name, or null"),
+        ("run_name=' '", "^command line, run_name: is empty"),
+        ("model.attention={type: titans, form: {a: 1}}", r"attention\.form: \{'a': 1\} is not a single value"),
         ("load_path=https://me:hidden@host/x", r"^command line, load_path: https://host/x was given with a user"),
         ("data.paths=[s3://a/b, https://me:hidden@host/x]", "https://host/x was given with a user or password"),
     ],
@@ -102,6 +105,16 @@ def test_a_bad_override_is_one_line_that_names_the_key(small: Path, override: st
     with pytest.raises(InputError, match=match) as error:
         load_run_config(small, [override])
     assert "\n" not in str(error.value) and "hidden" not in str(error.value)
+
+
+def test_a_name_that_is_not_given_is_the_files(small: Path) -> None:
+    for rest in ("", "run_name:\n", "run_name: null\n"):
+        small.write_text(SMALL + rest)
+        assert load_run_config(small).values["run_name"] == "small"
+    assert load_run_config(small, ["run_name=null"]).values["run_name"] == "small"
+    small.write_text(SMALL + 'run_name: ""\n')
+    with pytest.raises(InputError, match=r"small\.yaml:\d+, run_name: is empty"):
+        load_run_config(small)
 
 
 def test_null_drops_an_inherited_option_of_another_type_and_is_the_default_of_ones_own(tmp_path: Path) -> None:

@@ -91,6 +91,12 @@ def test_keys_that_exclude_each_other_are_named(overrides: tuple[str, ...]) -> N
         load_run_config({}, overrides)
 
 
+def test_what_documents_apart_need_is_said_with_the_advice() -> None:
+    with pytest.raises(InputError, match=r"false, or model\.flash_attention: true \(which needs a GPU and"):
+        load_run_config({}, ["data.generate_doc_lengths=true"])
+    assert load_run_config({}, ["data.generate_doc_lengths=true", "model.flash_attention=true"])
+
+
 def test_the_limits_are_those_of_keys_that_exist_and_allow_their_defaults() -> None:
     classes = load_schema()["classes"]
     for table in (RANGES, CHOICES):

@@ -9,10 +9,17 @@ from pathlib import Path
 import pytest
 
 from olmo_ext.errors import InputError
-from olmo_ext.schema import coerce, coerce_class, load_schema, parse_duration
+from olmo_ext.schema import CONVERTERS, coerce, coerce_class, load_schema, parse_duration
 from olmo_ext.yaml_tree import Plain, parse_yaml, plain_value
 
 ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.parametrize("kind", CONVERTERS)
+@pytest.mark.parametrize("value", [{"form": "lmm"}, [["lmm"]]], ids=["mapping", "nested list"])
+def test_a_value_that_is_no_single_one_is_named(kind: str, value: object) -> None:
+    with pytest.raises(InputError, match="lmm"):
+        coerce(value, {"type": kind, "optional": True}, key="key", origins={})
 
 
 def test_the_schema_file_equals_the_installed_upstream() -> None:
