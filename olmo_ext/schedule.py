@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from olmo_ext.blocks.registry import FFN_TYPES
+from olmo_ext.blocks.registry import ATTENTION_TYPES, FFN_TYPES
 from olmo_ext.errors import InputError
 from olmo_ext.quantities import format_count
 from olmo_ext.shapes.model import ModelShape
@@ -97,8 +97,20 @@ def batch_per_rank(values: Mapping[str, Any], world_size: int, *, where: str | N
 
 
 def schedule_warnings(values: Mapping[str, Any], shape: ModelShape, length: RunLength) -> list[str]:
-    """What a run's length makes of its learning rate and its update periods that its author may not have meant."""
-    return [*learning_rate_warnings(values, length), *period_warnings(shape, length.steps)]
+    """What a run's length makes of its learning rate and its update periods that its author may not have meant, and
+    what its sequences' length makes of its token mixers."""
+    of_length = [*learning_rate_warnings(values, length), *period_warnings(shape, length.steps)]
+    return [*of_length, *sequence_warnings(shape)]
+
+
+def sequence_warnings(shape: ModelShape) -> list[str]:
+    """What `max_sequence_length` makes of the options of the layers' token mixers; the same of several layers once."""
+    texts = (
+        text
+        for layer in shape.layers
+        for text in ATTENTION_TYPES.get(layer.attention.type).remarks(layer.attention, shape.max_sequence_length)
+    )
+    return list(dict.fromkeys(texts))
 
 
 def period_warnings(shape: ModelShape, steps: int) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from olmo_ext.errors import InputError
-from olmo_ext.schedule import batch_per_rank, period_warnings, run_length
+from olmo_ext.schedule import batch_per_rank, period_warnings, run_length, schedule_warnings, sequence_warnings
 
 
 def _values(**changes: Any) -> dict[str, Any]:
@@ -38,6 +38,25 @@ def test_batches_that_do_not_divide_are_refused_with_what_would_be_right() -> No
         batch_per_rank(_values(), 3)
     with pytest.raises(InputError, match="9 instances a rank do not divide.*device_train_microbatch_size 1"):
         batch_per_rank(_values(global_train_batch_size=9), 1)
+
+
+def test_options_longer_than_a_sequence_are_said_once() -> None:
+    from tests.blocks.conftest import tiny_config
+
+    def warned(**options: object) -> list[str]:
+        attention = {"type": "titans", "form": "mag", "window": 24, "chunk_size": 24, **options}
+        config = tiny_config(attention=attention)
+        assert config.shape.max_sequence_length == 24 and config.shape.n_layers > 1
+        found = sequence_warnings(config.shape)
+        assert set(found) <= set(schedule_warnings(config.values, config.shape, run_length(config.values)))
+        return found
+
+    assert warned() == []
+    assert [text.partition(":")[0] for text in warned(window=25)] == ["window 25 is longer than max_sequence_length 24"]
+    assert [text.partition(":")[0] for text in warned(chunk_size=64)] == [
+        "chunk_size 64 is longer than max_sequence_length 24"
+    ]
+    assert warned(chunk_size=26, persistent_tokens=2) == []
 
 
 def test_a_length_that_leaves_gradients_of_a_level_unapplied_is_said_before_the_run() -> None:

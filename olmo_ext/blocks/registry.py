@@ -114,6 +114,10 @@ class AttentionType(ABC):
         """What is wrong with these sizes or options, in words, or None."""
         return None
 
+    def remarks(self, spec: AttentionSpec, sequence_length: int) -> list[str]:
+        """What such sequences make of the options that their author may not have meant, in words."""
+        return []
+
     @abstractmethod
     def matrices(self, d_model: int, spec: AttentionSpec) -> list[Matrix]:
         """The weight matrices of one layer's mixer, gates included."""

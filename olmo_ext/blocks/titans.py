@@ -113,6 +113,22 @@ class TitansType(AttentionType):
             return f"memory_ratio {options['memory_ratio']} leaves no hidden unit"
         return None
 
+    def remarks(self, spec: AttentionSpec, sequence_length: int) -> list[str]:
+        """A memory reads persistent tokens as well, so chunks are cut from both."""
+        sizes = sizes_of(spec)
+        found = []
+        if sizes.window > sequence_length:
+            found.append(
+                f"window {sizes.window} is longer than max_sequence_length {sequence_length}:"
+                " every token attends to all before it"
+            )
+        if sizes.chunk_size > sequence_length + sizes.persistent_tokens:
+            found.append(
+                f"chunk_size {sizes.chunk_size} is longer than max_sequence_length {sequence_length}:"
+                " a sequence is one chunk, all of whose gradients are taken at the memory's initial weights"
+            )
+        return found
+
     def matrices(self, d_model: int, spec: AttentionSpec) -> list[Matrix]:
         """The memory's initial weights are among them: read once per token, they count as any product."""
         sizes = sizes_of(spec)

@@ -9,7 +9,7 @@ from typing import Any
 from olmo_ext.config import RunConfig
 from olmo_ext.errors import InputError
 from olmo_ext.nodes import Node
-from olmo_ext.schedule import RunLength, batch_per_rank, run_length, schedule_warnings
+from olmo_ext.schedule import RunLength, batch_per_rank, run_length, schedule_warnings, sequence_warnings
 from olmo_ext.shapes.learning_rate import LearningRates, learning_rates
 from olmo_ext.shapes.memory import MemoryEstimate, StepSettings, estimate_memory, largest_micro_batch
 from olmo_ext.shapes.model import ModelShape
@@ -122,7 +122,9 @@ def plan_run(name: str, config: RunConfig, machine: Machine) -> RunPlan:
         length = run_length(values)
     except InputError as error:
         warnings.append(str(error))
-    if length is not None:
+    if length is None:
+        warnings += sequence_warnings(config.shape)
+    else:
         rates = learning_rates(values, length)
         warnings += schedule_warnings(values, config.shape, length)
     per_device = batch_per_rank(values, machine.num_gpus, where=name)

@@ -150,6 +150,14 @@ def test_micro_batch_that_fits_falls_with_memory_and_rises_with_checkpointing():
         (["model.attention.head_dim=36", "budget=null"], "head_dim 36 is no multiple of 8"),
         (["scheduler.t_warmup=500"], "peak learning rate is never reached"),
         (
+            ["model.attention={type: titans, chunk_size: 100000}", "budget=null"],
+            "chunk_size 100000 is longer than max_sequence_length",
+        ),
+        (
+            ["model.attention={type: titans, chunk_size: 100000}", "budget=null", "max_duration=2ep"],
+            "chunk_size 100000 is longer than max_sequence_length",
+        ),
+        (
             ["model.vocab_size=8000", "model.embedding_size=8064"],
             "embedding and head hold more parameters than the body",
         ),
