@@ -153,8 +153,21 @@ class RunDirectory:
 
     @property
     def has_begun(self) -> bool:
-        """Whether anything was trained here, whatever `state.json` says: a kill or a full disk may have torn that."""
-        return self.metrics_path.exists() or self.checkpoints.exists()
+        """Whether anything was trained here, whatever `state.json` says: a kill or a full disk may have torn that.
+
+        Attempts alone are nothing: they ended before a row or a checkpoint that a restart could go on from. A line of
+        `metrics.jsonl` that cannot be read counts as a row.
+        """
+        if self.checkpoints.exists():
+            return True
+        try:
+            lines = self.metrics_path.read_bytes().split(b"\n")
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            return True
+        rows = (_parsed(line) for line in lines if line.strip())
+        return any(not is_metrics_row(row) or row["kind"] != "attempt" for row in rows)
 
     def read_config(self) -> dict[str, Any]:
         try:

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from olmo_ext.errors import InputError
+
 
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("config", type=click.Path(dir_okay=False, path_type=Path))
@@ -65,8 +67,16 @@ def _folder_name(run_name: str) -> str:
 
     :raises InputError: where a part of it cannot be a folder.
     """
-    from olmo_ext.launch.groups import check_name
+    from olmo_ext.launch.groups import NAME_LIMIT, check_name
 
     for part in run_name.split("/"):
-        check_name(part, where="run_name")
+        try:
+            check_name(part, where="run_name")
+        except InputError as error:
+            raise InputError(
+                error.what,
+                where=f"run_name {run_name!r}",
+                right=f"folders below runs/, as a or a/b; each at most {NAME_LIMIT} bytes and not empty, without a line"
+                " break, a blank at an end, a leading dot or dash",
+            ) from None
     return run_name

@@ -17,6 +17,7 @@ from olmo_ext.errors import EXIT_DONE, InputError
 from olmo_ext.nodes import load_hardware
 from olmo_ext.rundir import RunDirectory
 from olmo_ext.training.identity import check_same_run
+from olmo_ext.training.requirements import check_requirements
 from olmo_ext.training.signals import StopRequest
 
 LENGTH_KEYS = ("max_duration", "stop_at", "stop_after")
@@ -106,6 +107,7 @@ def train(
         check_same_run(config, directory, extend=extend)
         if is_finished(config, directory):
             return _nothing_to_do(directory, first=first)
+        check_requirements(config.values, where=str(config.source or directory.path))
         from olmo_ext.training.distributed import agree, process_group
         from olmo_ext.training.session import Session
 

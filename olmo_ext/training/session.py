@@ -345,7 +345,8 @@ class Session:
             # Of the step before: this one's loss is not known yet.
             now, least = trainer.cur_train_loss, trainer.min_train_loss
             if now > factor * least:
-                return f"early stopping: loss {now:.4f} against its least {least:.4f}"
+                limit = f"early_stopping_factor {factor:g} x its least, {least:.4f}"
+                return f"early stopping: loss {now:.4f} is more than {limit}"
         cancelled = self.wandb_run.cancel_requested
         return f"cancelled on W&B: {cancelled}" if cancelled is not None else None
 
@@ -363,6 +364,9 @@ class Session:
     def record_samples(self, step: int, indices: list[int]) -> None:
         if self._indices is not None:
             self._indices.write(f"{step}\t" + "\t".join(map(str, indices)) + "\n")
+
+    def samples_file(self) -> str | None:
+        return f"logs/attempt{self.state.attempt}-rank*.samples.tsv.gz" if self._indices is not None else None
 
     def wants_metrics(self, step: int) -> bool:
         return step % self.values["console_log_interval"] == 0 or step == self.trainer.stop_step

@@ -7,8 +7,9 @@ here: the trainer calls the `Hooks` it is given.
 from __future__ import annotations
 
 import functools
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -28,6 +29,8 @@ from olmo_ext.upstream.model import shaped_model_config
 
 LARGEST_LOSS = 700.0
 """exp of more has no float64; upstream's perplexity then raises OverflowError after the update."""
+FEW_SAMPLES = 4
+"""Ids that a message names."""
 
 
 class DivergedError(WorkError):
@@ -60,6 +63,9 @@ class Hooks(Protocol):
     def wants_metrics(self, step: int) -> bool: ...
 
     def record_samples(self, step: int, indices: list[int]) -> None: ...
+
+    def samples_file(self) -> str | None:
+        """Where in the run's folder all ranks record what they read, if they do."""
 
 
 class _NoWandb:
@@ -342,12 +348,44 @@ class RunTrainer(Trainer):
         if stop:
             self.hooks.stopping(reason or "another rank asked")
 
-    def _report_divergence(self, loss: float, norm: float) -> None:
-        ids: list[Any] = [None] * get_world_size()
-        dist.all_gather_object(ids, (self._sample_ids, loss))
-        samples = [sample for own, _ in ids for sample in own or []]
-        losses = ", ".join(f"{value:.4g}" for _, value in ids)
-        raise DivergedError(
-            f"step {self.global_step}: loss {losses} and gradient norm {norm:.4g} before the update, which was not"
-            f" applied and not saved; samples {samples if samples else 'unknown'}"
-        )
+    def _report_divergence(self, value: float, norm: float) -> None:
+        """
+        :param value: this rank's loss, auxiliary loss included.
+        :raises DivergedError: on every rank, in the same words.
+        """
+        assert self.hooks is not None and self._batch_loss is not None
+        everyone: list[Any] = [None] * get_world_size()
+        dist.all_gather_object(everyone, (self._sample_ids or [], value, self._batch_loss.item()))
+        raise DivergedError(divergence(self.global_step, everyone, norm, self.hooks.samples_file()))
+
+
+def divergence(
+    step: int, ranks: Sequence[tuple[Sequence[int], float, float]], norm: float, samples_file: str | None
+) -> str:
+    """What was wrong with a step's numbers, which limit they passed, on which samples, and what to try.
+
+    :param ranks: of each rank its sample ids, its loss with and without the auxiliary part.
+    :param norm: the gradient norm, over all ranks.
+    :param samples_file: where the ids of every step are recorded, if they are.
+    """
+    broken = [rank for rank, (_, value, _) in enumerate(ranks) if not math.isfinite(value)]
+    large = [rank for rank, (_, _, loss) in enumerate(ranks) if loss > LARGEST_LOSS]
+    guilty = broken or large
+    if guilty:
+        rank = guilty[0]
+        what = f"loss {ranks[rank][1 if broken else 2]:.4g}"
+        if len(ranks) > 1:
+            what += f" on {len(guilty)} of {len(ranks)} ranks"
+        what += ", not finite" if broken else f", above the limit of {LARGEST_LOSS:g} (its perplexity overflows)"
+        what += f", and gradient norm {norm:.4g}"
+    else:
+        what = f"gradient norm {norm:.4g}, not finite, and loss {max(loss for _, _, loss in ranks):.4g}"
+    ids = [sample for rank in guilty or range(len(ranks)) for sample in ranks[rank][0]]
+    samples = ", ".join(map(str, ids[:FEW_SAMPLES])) or "unknown"
+    if len(ids) > FEW_SAMPLES:
+        recorded = f"all in {samples_file}" if samples_file else "save_data_indices: true records all"
+        samples += f" and {len(ids) - FEW_SAMPLES} more, {recorded}"
+    return (
+        f"step {step}: {what} before the update, which was not applied and not saved; samples {samples};"
+        " a lower optimizer.learning_rate or a longer scheduler.t_warmup may help"
+    )

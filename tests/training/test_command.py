@@ -78,6 +78,11 @@ def test_torchrun_stopped_by_a_signal_is_continued_by_one_process(config, tmp_pa
         (["tiny.yaml", "run_name=.."], "cannot name"),
         (["tiny.yaml", "run_name=a/../../b"], "cannot name"),
         (["tiny.yaml", "run_name=/tmp/x"], "cannot name"),
+        (["tiny.yaml", "run_name=../evil"], "folders below runs/, as a or a/b; each at most 120 bytes"),
+        (["tiny.yaml", "run_name="], "run_name: is empty"),
+        (["tiny.yaml", "model.flash_attention=true"], "model.flash_attention: the flash-attn package"),
+        (["tiny.yaml", "model.init_fn=fan_in"], "'fan_in' is the name of a checkpoint's past"),
+        (["tiny.yaml", "model.init_fn=kaiming_normal"], "one of normal, mitchell, full_megatron"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(config, tmp_path, monkeypatch, arguments, said):
@@ -104,6 +109,8 @@ def test_the_default_folder_is_named_for_the_run(config, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run, "train", record)
     Path("tiny.yaml").write_text(yaml.safe_dump(config().values))
+    assert CliRunner().invoke(command.train, ["tiny.yaml", "run_name=a/b c"]).exit_code == 0
+    assert seen["run_directory"] == Path("runs/a/b c")
     arguments = ["tiny.yaml", "run_name=other", "--model.n_layers=3", "--time-limit", "12:30:00", "--extend"]
     result = CliRunner().invoke(command.train, arguments)
     assert result.exit_code == 0, result

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from olmo_ext.errors import InputError
-from olmo_ext.rundir import RunDirectory
+from olmo_ext.rundir import MetricsRow, RunDirectory
+from olmo_ext.training.identity import check_same_run
 from olmo_ext.training.run import train
 
 
@@ -176,6 +177,43 @@ def test_another_config_in_a_run_is_refused_and_the_difference_named(forked, con
     with pytest.raises(InputError, match="shorter"):
         train(config("max_duration=3"), run_directory=run, extend=True)
     assert sorted((path, path.stat().st_mtime_ns) for path in run.rglob("*")) == before
+
+
+def test_a_run_that_never_took_a_step_takes_a_corrected_config(forked, config, tmp_path, metric_rows):
+    run = tmp_path / "run"
+
+    def dies_in_its_first_step(text):
+        from olmo_ext.upstream.training import RunTrainer
+
+        def die(self, batch):
+            raise AssertionError("no such kernel")
+
+        RunTrainer.train_batch = die  # type: ignore[method-assign]
+        return train(text, run_directory=run)
+
+    assert forked(lambda: dies_in_its_first_step(config("model.ffn.d_ff=32"))).code == 1
+    assert [row["kind"] for row in metric_rows(run)] == ["attempt"]
+    ended = forked(lambda: train(config(), run_directory=run))
+    assert ended.code == 0, ended.output
+    assert RunDirectory(run).read_config()["model"]["ffn"]["d_ff"] == 24
+    assert [(row["kind"], row["attempt"]) for row in metric_rows(run)][:2] == [("attempt", 1), ("attempt", 2)]
+
+
+@pytest.mark.parametrize("left", ["row", "checkpoint", "torn row"])
+def test_whatever_an_attempt_left_beside_itself_holds_the_config(config, tmp_path, left):
+    run = RunDirectory(tmp_path / "run")
+    run.write_config(config("model.ffn.d_ff=32").values)
+    run.append_metrics(MetricsRow(kind="attempt", attempt=1, step=0))
+    check_same_run(config(), run, extend=False)
+    if left == "row":
+        run.append_metrics(MetricsRow(kind="train", attempt=1, step=1))
+    elif left == "torn row":
+        with open(run.metrics_path, "a") as file:
+            file.write('{"kind": "tra')
+    else:
+        run.checkpoints.mkdir()
+    with pytest.raises(InputError, match="another config"):
+        check_same_run(config(), run, extend=False)
 
 
 @pytest.mark.parametrize("lost", ["deleted", "empty", "edited"])

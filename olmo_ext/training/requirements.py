@@ -1,0 +1,44 @@
+"""What a config needs that this machine or OLMo lacks: said before a run's folder is made. No torch unless it is asked.
+
+Such a config loads, and a model with it: checkpoints that were trained elsewhere are evaluated and imported.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from typing import Any
+
+from olmo_ext.errors import InputError
+
+INITIALISATIONS = ("normal", "mitchell", "full_megatron")
+"""The `init_fn` that ai2-olmo can draw; its other names belong to checkpoints of older versions."""
+
+
+def check_requirements(values: Mapping[str, Any], *, where: str) -> None:
+    """Refuse what training would die of in its first step.
+
+    :param values: a resolved config.
+    :param where: the config's name.
+    :raises InputError: naming the key and what would be right.
+    """
+    model = values["model"]
+    if model["init_fn"] not in INITIALISATIONS:
+        raise InputError(
+            f"{model['init_fn']!r} is the name of a checkpoint's past, OLMo draws no weights by it",
+            where=f"{where}, model.init_fn",
+            right=f"one of {', '.join(INITIALISATIONS)}",
+        )
+    if model["flash_attention"] and (missing := _missing_for_flash_attention()) is not None:
+        right = "false: PyTorch's own attention has flash kernels too"
+        if values["data"]["generate_doc_lengths"]:
+            right = "false, and data.generate_doc_lengths: false, which needs it"
+        raise InputError(missing, where=f"{where}, model.flash_attention", right=right)
+
+
+def _missing_for_flash_attention() -> str | None:
+    if importlib.util.find_spec("flash_attn") is None:
+        return "the flash-attn package is not installed"
+    import torch
+
+    return None if torch.cuda.is_available() else "the flash-attn package needs a GPU, and none is seen here"
