@@ -15,6 +15,19 @@ def _say(result: Any, as_json: bool, text: str) -> None:
     click.echo(json.dumps(content) if as_json else text)
 
 
+def loading_lines(folder: Path, *, own_code: bool) -> list[str]:
+    """How transformers loads a folder's model and its tokenizer.
+
+    :param own_code: whether the folder brings the model's code. `AutoTokenizer` looks at the model's config first and
+        asks whether to run that code (or, told not to, warns of the config's type); the tokenizer's class needs none.
+    """
+    code, tokenizer = (", trust_remote_code=True", "PreTrainedTokenizerFast") if own_code else ("", "AutoTokenizer")
+    return [
+        f'AutoModelForCausalLM.from_pretrained("{folder}"{code})',
+        f'{tokenizer}.from_pretrained("{folder}")',
+    ]
+
+
 @click.command()
 @click.argument("run", type=click.Path(file_okay=False, path_type=Path))
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The new folder.")
@@ -25,8 +38,9 @@ def export(run: Path, output: Path, step: int | None, tokenizer: str | None, as_
     """Write a verified Hugging Face model folder of RUN.
 
     A plain OLMo-2 shape becomes transformers' own Olmo2ForCausalLM; any other brings its code and is loaded with
-    trust_remote_code=True. The folder appears when logits, cached decoding, saving and reloading have been compared
-    with the OLMo model; a mismatch names the layer and leaves nothing.
+    trust_remote_code=True (its tokenizer needs none: PreTrainedTokenizerFast). The folder appears when logits, cached
+    decoding, saving and reloading have been compared with the OLMo model; a mismatch names the layer and leaves
+    nothing.
     """
     from olmo_ext.data.tokenizer import load_tokenizer
     from olmo_ext.export.folder import export_model
@@ -37,13 +51,12 @@ def export(run: Path, output: Path, step: int | None, tokenizer: str | None, as_
     ends = {"eos_token_id": section["eos_token_id"], "pad_token_id": section["pad_token_id"]}
     text = load_tokenizer(tokenizer or config.values["tokenizer"]["identifier"], **ends)
     result = export_model(model, model=section, shape=config.shape, tokenizer=text, target=output)
-    code = ", trust_remote_code=True" if result.architecture.startswith("OlmoExt") else ""
     _say(
         result,
         as_json,
         f"{output}: {result.architecture}, {result.parameters:,} parameters, "
         f"verified on {result.verified_tokens} tokens (logits within {result.largest_difference:.0e} of their scale)\n"
-        f'AutoModelForCausalLM.from_pretrained("{output}"{code})',
+        + "\n".join(loading_lines(output, own_code=result.architecture.startswith("OlmoExt"))),
     )
 
 
@@ -58,6 +71,6 @@ def import_(source: Path, output: Path, as_json: bool) -> None:
     """
     from olmo_ext.export.importer import import_model
 
-    result = import_model(source, output)
+    result = import_model(source, output, say=lambda text: click.echo(f"note: {text}", err=True))
     checked = "verified against the Hugging Face model" if result.verified else "every tensor in its place"
     _say(result, as_json, f"{output}: {result.kind}, {result.parameters:,} parameters, {checked}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,9 +113,10 @@ def _olmo_state(folder: Path) -> dict[str, Any]:
     return dict(state)
 
 
-def import_model(source: Path, target: Path) -> Imported:
+def import_model(source: Path, target: Path, *, say: Callable[[str], None] = lambda text: None) -> Imported:
     """Make a run directory with one checkpoint, step 0, of the model in `source`.
 
+    :param say: is told what the run has to do without.
     :raises InputError: for a folder of another kind, missing or unknown tensors, a target that exists.
     :raises MismatchError: if the Hugging Face model computes something else; nothing is left behind.
     """
@@ -140,7 +141,7 @@ def import_model(source: Path, target: Path) -> Imported:
     values["run_name"] = target.name
     aside = make_aside(target)
     try:
-        tokenizer = _copy_tokenizer(source, aside, target, values)
+        tokenizer = _copy_tokenizer(source, aside, target, values, say=say)
         run = load_run_config(values)
         if config is not None and "olmo_model" in config:
             if what := disagreement(config, run.values["model"], run.shape):
@@ -193,7 +194,9 @@ def _load(model: Any, state: Mapping[str, Any], source: Path) -> None:
     model.config.init_device = "cpu"
 
 
-def _copy_tokenizer(source: Path, aside: Path, target: Path, values: dict[str, Any]) -> Any:
+def _copy_tokenizer(
+    source: Path, aside: Path, target: Path, values: dict[str, Any], *, say: Callable[[str], None]
+) -> Any:
     """The folder's tokenizer, kept with the run; the vocabulary is what it has, the embedding may be padded."""
     from olmo_ext.data.tokenizer import load_tokenizer
 
@@ -214,10 +217,14 @@ def _copy_tokenizer(source: Path, aside: Path, target: Path, values: dict[str, A
             values["model"]["vocab_size"] = tokenizer.vocab_size
         return tokenizer
     identifier = values.get("tokenizer", {}).get("identifier")
+    # Weights alone are worth importing; whoever needs text names a tokenizer then.
+    if not identifier:
+        say(f"{source} brings no tokenizer (no tokenizer.json): the run has none of its own")
+        return None
     try:
-        return load_tokenizer(identifier, **ends) if identifier else None
-    except InputError:
-        # Weights alone are worth importing; whoever needs the text names a tokenizer then.
+        return load_tokenizer(identifier, **ends)
+    except InputError as error:
+        say(f"imported without a tokenizer, which cannot be read: {error}")
         return None
 
 

@@ -281,10 +281,14 @@ def compare_tokenizer(folder: Path, encode: Callable[[str], list[int]]) -> None:
 
     :raises MismatchError: if it does not.
     """
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     text = "def f(x):\n    return x  # naïve – 12,345 apples\n\n"
     with _quiet():
-        found = AutoTokenizer.from_pretrained(folder, trust_remote_code=True).encode(text, add_special_tokens=False)
-    if found != encode(text):
+        loaded = (
+            AutoTokenizer.from_pretrained(folder, trust_remote_code=True),
+            PreTrainedTokenizerFast.from_pretrained(folder),
+        )
+        found = [tokenizer.encode(text, add_special_tokens=False) for tokenizer in loaded]
+    if any(ids != encode(text) for ids in found):
         raise MismatchError("the folder's tokenizer gives other ids than the run's")

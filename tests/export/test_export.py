@@ -82,6 +82,29 @@ def test_the_declared_widths_are_the_configs(exported):
     assert config["intermediate_size"] == 64
 
 
+@pytest.mark.parametrize("kind", ["olmo2", "hourglass"])
+def test_the_tokenizer_loads_as_export_says_without_a_question_or_a_warning(kind, exported, capfd, monkeypatch):
+    import builtins
+
+    import transformers
+
+    from olmo_ext.export.command import loading_lines
+
+    run, folder = exported(kind)
+    line = loading_lines(folder, own_code=kind not in NATIVE)[1]
+    name, _, arguments = line.partition(".from_pretrained")
+    assert arguments == f'("{folder}")'
+    asked = []
+    monkeypatch.setattr(builtins, "input", lambda text: asked.append(text) or "n")
+    capfd.readouterr()
+    loaded = getattr(transformers, name).from_pretrained(folder)
+    assert not asked and capfd.readouterr().err == ""
+    plain = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+    text = "return the folder of a run"
+    assert loaded(text)["input_ids"] == plain(text)["input_ids"] and loaded.eos_token == plain.eos_token
+    assert (loaded.pad_token_id, loaded.model_max_length) == (1, 48)
+
+
 def test_our_package_registers_the_class_so_that_no_remote_code_is_needed(exported):
     from transformers import AutoConfig
 

@@ -85,13 +85,14 @@ def test_a_released_olmo2_folder_becomes_a_run_with_equal_logits(tmp_path, token
     assert loaded.values["tokenizer"]["identifier"] == str((tmp_path / "run" / "tokenizer.json").resolve())
 
 
-@pytest.mark.parametrize("suffix", ["pt", "safetensors"])
-def test_an_unsharded_olmo_checkpoint_becomes_a_run(suffix, tmp_path):
-    from olmo.config import TrainConfig
+def write_olmo_checkpoint(source, *, suffix="pt", tokenizer=None, init_fn=None):
+    """As OLMo saves one; returns the model."""
+    from olmo.config import InitFnType, TrainConfig
     from olmo.model import OLMo
     from safetensors.torch import save_file
 
     config = TrainConfig.new(
+        tokenizer={"identifier": str(tokenizer)} if tokenizer else {},
         model={
             "d_model": 32,
             "n_heads": 4,
@@ -106,21 +107,45 @@ def test_an_unsharded_olmo_checkpoint_becomes_a_run(suffix, tmp_path):
             "attention_dropout": 0.0,
             "residual_dropout": 0.0,
             "embedding_dropout": 0.0,
-        }
+        },
     )
     model = OLMo(config.model).eval()
-    source = tmp_path / "step10-unsharded"
     source.mkdir()
+    if init_fn:
+        config.model.init_fn = InitFnType(init_fn)
     config.save(source / "config.yaml")
     state = model.state_dict()
     if suffix == "pt":
         torch.save(state, source / "model.pt")
     else:
         save_file(state, source / "model.safetensors")
+    return model
+
+
+@pytest.mark.parametrize(("suffix", "init_fn"), [("pt", None), ("safetensors", None), ("pt", "kaiming_normal")])
+def test_an_unsharded_olmo_checkpoint_becomes_a_run(suffix, init_fn, tmp_path):
+    """Also one whose weights were once drawn by a rule that OLMo no longer has."""
+    source = tmp_path / "step10-unsharded"
+    model = write_olmo_checkpoint(source, suffix=suffix, init_fn=init_fn)
     run_import(source, tmp_path / "run")
     logits, _ = logits_of(tmp_path / "run")
     tokens = torch.randint(2, 300, (2, 40), generator=torch.Generator().manual_seed(5))
     assert torch.equal(logits, model(tokens).logits)
+
+
+def test_what_a_run_has_to_do_without_is_said(tmp_path, tokenizer_file, capsys):
+    torn = tmp_path / "torn.json"
+    torn.write_text(tokenizer_file.read_text()[:100])
+    for name, tokenizer, said in (
+        ("whole", tokenizer_file, ""),
+        ("torn", torn, f"note: imported without a tokenizer, which cannot be read: {torn}: not a tokenizer.json"),
+        ("gone", "gone.json", "note: imported without a tokenizer, which cannot be read: tokenizer: no tokenizer at"),
+    ):
+        write_olmo_checkpoint(tmp_path / name, tokenizer=tokenizer)
+        run_import(tmp_path / name, tmp_path / f"run-{name}")
+        printed = capsys.readouterr()
+        assert json.loads(printed.out)["kind"] == "OLMo checkpoint"
+        assert said in printed.err and ("note:" in printed.err) is bool(said), printed.err
 
 
 def break_config(folder, **changes):
