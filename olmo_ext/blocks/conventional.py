@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from olmo_ext.blocks.registry import ExportedModule, FFNType, Matrix, register_ffn
+from olmo_ext.blocks.registry import ExportedModule, FFNType, Matrix, register_ffn, whatever_the_widths
 from olmo_ext.shapes.model import FFNSpec
 
 ACTIVATIONS = ("swiglu", "gelu", "relu")
@@ -17,6 +17,7 @@ class MLPType(FFNType):
     ("up"), rows [d_ff, 2 d_ff) the gated one.
     """
 
+    @whatever_the_widths
     def check(self, spec: FFNSpec, d_model: int) -> str | None:
         if spec.activation not in ACTIVATIONS:
             return f"activation {spec.activation!r} is none of {', '.join(ACTIVATIONS)}"

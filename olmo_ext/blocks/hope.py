@@ -15,7 +15,7 @@ each level's last matrix already has any such weight in it.
 from __future__ import annotations
 
 from olmo_ext.blocks.conventional import MLPType
-from olmo_ext.blocks.registry import register_ffn
+from olmo_ext.blocks.registry import register_ffn, whatever_the_widths
 from olmo_ext.shapes.model import FFNSpec
 
 COMPOSITIONS = ("sequential", "independent")
@@ -28,6 +28,7 @@ class HopeFFN(MLPType):
     name = "hope"
     options = {"update_periods": [], "composition": "sequential"}
 
+    @whatever_the_widths
     def check(self, spec: FFNSpec, d_model: int) -> str | None:
         periods = spec.options.get("update_periods", [])
         if not isinstance(periods, (list, tuple)) or any(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import difflib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -38,6 +38,13 @@ class ExportedModule:
     @classmethod
     def whole(cls, ours: str, theirs: str | None = None) -> ExportedModule:
         return cls(ours, ((theirs or ours, None),))
+
+
+def whatever_the_widths(check: Callable) -> Callable:
+    """Marks an FFN type's `check` that looks at options and the number of sub-MLPs alone: `solve`, which has millions
+    of widths to ask about, then asks once for each number."""
+    check.whatever_the_widths = True  # type: ignore[attr-defined]
+    return check
 
 
 class FFNType(ABC):

@@ -95,6 +95,13 @@ def accepted_ffns(
     kind = FFN_TYPES.get(problem.ffn_type)
     if not len(d_ff) or (type(kind).check is FFNType.check and not kind.single):
         return np.ones(len(d_ff), dtype=bool)
+    if getattr(type(kind).check, "whatever_the_widths", False):
+        refused = [
+            subs
+            for subs in np.unique(sub_mlps).tolist()
+            if _check_ffn(kind, ffn_spec(problem, (int(d_ff[0]),) * subs), int(d_model[0])) is not None
+        ]
+        return ~np.isin(sub_mlps, refused)
     # Without a taper the number of layers is of no account.
     counts = layers if problem.taper is not None else np.ones_like(layers)
     distinct, inverse = np.unique(np.stack([counts, d_model, sub_mlps, d_ff]), axis=1, return_inverse=True)
