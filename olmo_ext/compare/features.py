@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +42,7 @@ class Features:
     """`1.5-0.5`."""
 
     family: str = "unknown"
-    """Groups of one family differ in size only (used for scaling)."""
+    """Types with their options, number of sub-MLPs and taper: groups of one family differ in size (for scaling)."""
 
     non_embedding: int | None = None
     """Parameters: attention (gates included) and FFN matrices."""
@@ -84,19 +84,21 @@ def features(run: Run) -> Features:
     subs = {len(layer) for layer in sub_widths}
     taper, taper_range = _taper(run, widths)
     mean = sum(widths) / sum(len(layer) for layer in sub_widths)
+    ffn_kinds = tuple(kind_text(FFN_TYPES, *_kind(run, layer, "ffn")) for layer in layers)
+    mixer_kinds = tuple(kind_text(ATTENTION_TYPES, *_kind(run, layer, "attention")) for layer in layers)
     return Features(
         d_model=shape.get("d_model"),
         n_layers=len(layers),
         widths=widths,
         sub_widths=sub_widths,
         attention_widths=attention,
-        ffn_kinds=tuple(kind_text(FFN_TYPES, *_kind(run, layer, "ffn")) for layer in layers),
-        mixer_kinds=tuple(kind_text(ATTENTION_TYPES, *_kind(run, layer, "attention")) for layer in layers),
+        ffn_kinds=ffn_kinds,
+        mixer_kinds=mixer_kinds,
         num_sub_mlps=subs.pop() if len(subs) == 1 else None,
         ratio=mean / shape["d_model"] if shape.get("d_model") else None,
         taper=taper,
         taper_range=taper_range,
-        family=_family(layers, sub_widths, taper, taper_range),
+        family=_family(ffn_kinds, mixer_kinds, sub_widths, taper, taper_range),
         non_embedding=counts.get("non_embedding"),
         total=counts.get("total"),
         attention=counts.get("attention"),
@@ -137,16 +139,24 @@ def _taper(run: Run, widths: tuple[int, ...]) -> tuple[str | None, str | None]:
 
 
 def _family(
-    layers: list[dict[str, Any]], sub_widths: tuple[tuple[int, ...], ...], taper: str | None, taper_range: str | None
+    ffn_kinds: Collection[str],
+    mixer_kinds: Collection[str],
+    sub_widths: tuple[tuple[int, ...], ...],
+    taper: str | None,
+    taper_range: str | None,
 ) -> str:
-    types = sorted({layer["ffn"]["type"] for layer in layers})
-    parts = ["+".join(types)]
+    parts = [_joined(ffn_kinds)]
     subs = sorted({len(layer) for layer in sub_widths})
     if subs != [1]:
         parts.append("K=" + "/".join(map(str, subs)))
     if taper:
         parts.append(f"{taper} {taper_range or ''}".strip())
-    mixers = sorted({layer["attention"]["type"] for layer in layers})
-    if mixers != ["softmax"]:
-        parts.append("+".join(mixers) + " attention")
+    if set(mixer_kinds) != {"softmax"}:
+        parts.append(f"{_joined(mixer_kinds)} attention")
     return ", ".join(parts)
+
+
+def _joined(kinds: Collection[str]) -> str:
+    """`softmax+titans (form mag, window 64)`."""
+    named = (kind.partition(", ") for kind in sorted(set(kinds)))
+    return "+".join(f"{name} ({options})" if options else name for name, _, options in named)

@@ -141,7 +141,13 @@ def test_types_are_named_with_their_options_and_decoding_with_its_state(tmp_path
     }  # fmt: skip
     path = tmp_path / "sweep"
     make_sweep(path, {name: {**SHORT, "final": 3.0, **given} for name, given in groups.items()}, baseline="plain")
-    text = render(compare_sweep(read_sweep(path))).split("<script", 1)[0]
+    result = compare_sweep(read_sweep(path))
+    # Another mixer is another family: a fit over sizes does not pool the two.
+    assert [result.group(name).features.family for name in ("old", "new")] == [
+        "hope (update_periods [4, 1]), K=2, titans (form mag, chunk_size 16, window 64) attention",
+        "hope (update_periods [1, 4]), K=2, titans (form mag, window 64) attention",
+    ]
+    text = render(result).split("<script", 1)[0]
     shapes, cost = (text.split(f'<section id="{name}"')[1].split("</section>")[0] for name in ("shapes", "cost"))
     for words in (
         "hope, update_periods [4, 1] · titans, form mag, chunk_size 16, window 64",
