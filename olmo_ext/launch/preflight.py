@@ -76,6 +76,7 @@ def preflight(
 
 
 def _check_run(sweep: Sweep, run: SweepRun, placement: Placement | None, findings: Findings) -> None:
+    from olmo_ext.training.requirements import check_requirements
     from olmo_ext.training.wandb_run import check_names
 
     where = f"{sweep.source}, run {run.name}"
@@ -83,6 +84,7 @@ def _check_run(sweep: Sweep, run: SweepRun, placement: Placement | None, finding
     if values["node"] is not None:
         load_hardware().node(values["node"], where=f"{sweep.source}, node")
     batch_per_rank(values, placement.world_size if placement else 1, where=where)
+    check_requirements(values, where=where, trains_here=placement is None)
     try:
         for text in schedule_warnings(values, run.config.shape, run_length(values)):
             findings.add_warning(text)

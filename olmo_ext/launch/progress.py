@@ -105,10 +105,13 @@ def newest_log(directory: RunDirectory) -> Path | None:
 
 
 def failure_lines(directory: RunDirectory, count: int = 5) -> Sequence[str]:
-    """The last lines of the newest log, for a run that failed, without torchrun's own report of it."""
+    """The last lines of the newest log, for a run that failed, without torchrun's own report of it and without the
+    reason that `state.json` has: who shows these lines shows it too."""
     log = newest_log(directory)
     if log is None:
         return []
     lines = last_lines(log, 1000)
     ends = [index for index, line in enumerate(lines) if TORCHRUN_REPORT in line]
-    return lines[: ends[0] if ends else None][-count:]
+    reason = directory.read_state().reason
+    kept = [line for line in lines[: ends[0] if ends else None] if not reason or reason not in line]
+    return kept[-count:]

@@ -15,11 +15,12 @@ INITIALISATIONS = ("normal", "mitchell", "full_megatron")
 """The `init_fn` that ai2-olmo can draw; its other names belong to checkpoints of older versions."""
 
 
-def check_requirements(values: Mapping[str, Any], *, where: str) -> None:
+def check_requirements(values: Mapping[str, Any], *, where: str, trains_here: bool = True) -> None:
     """Refuse what training would die of in its first step.
 
     :param values: a resolved config.
     :param where: the config's name.
+    :param trains_here: whether this is the machine that trains, and not one that queues the run.
     :raises InputError: naming the key and what would be right.
     """
     model = values["model"]
@@ -29,7 +30,7 @@ def check_requirements(values: Mapping[str, Any], *, where: str) -> None:
             where=f"{where}, model.init_fn",
             right=f"one of {', '.join(INITIALISATIONS)}",
         )
-    if model["flash_attention"] and (missing := _missing_for_flash_attention()) is not None:
+    if trains_here and model["flash_attention"] and (missing := _missing_for_flash_attention()) is not None:
         right = "false: PyTorch's own attention has flash kernels too"
         if values["data"]["generate_doc_lengths"]:
             right = "false, and data.generate_doc_lengths: false, which needs it"

@@ -93,7 +93,7 @@ def test_a_failed_run_shows_why_with_the_last_lines_of_its_log(tmp_path: Path) -
     (tmp_path / "sweep" / "sweep.json").write_text(json.dumps({"runs": [{"name": "a [b]"}, {"name": "never begun"}]}))
     result = CliRunner().invoke(status_command, [str(tmp_path / "sweep"), "--json"])
     first, second = json.loads(result.output)
-    assert first["status"] == "failed" and first["log"] == ["line 46", "line 47", "line 48", "line 49", lines[-1]]
+    assert first["status"] == "failed" and first["log"] == lines[45:50]  # the reason stands beside them
     assert second["status"] == "pending" and second["step"] == 0
     shown = CliRunner().invoke(status_command, [str(tmp_path / "sweep")])
     assert shown.exit_code == 0
