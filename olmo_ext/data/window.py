@@ -15,8 +15,11 @@ import numpy as np
 from olmo_ext.data.plan_requests import Request
 from olmo_ext.data.stores import RemoteFile, Stores
 
-BATCH = 8
-"""Ranges of one file in one call; obstore has up to 10 of a call in flight."""
+IN_FLIGHT = 10
+"""Ranges of one call that obstore asks for at the same time."""
+
+BATCH = 2 * IN_FLIGHT + 1
+"""Ranges of one file in one call, the checked one included."""
 
 
 class WindowReader:
@@ -54,8 +57,9 @@ class WindowReader:
             for members in (list(group) for _, group in itertools.groupby(requests, key=lambda request: request.entry))
             for k in range(0, len(members), BATCH)
         ]
-        if self._gate is None:  # the first window tells how many requests a batch is
-            self._gate = asyncio.Semaphore(max(1, round(self.concurrency * len(batches) / len(requests))))
+        if self._gate is None:  # the first window tells how many requests of a batch are in flight
+            at_once = min(IN_FLIGHT, len(requests) / len(batches))
+            self._gate = asyncio.Semaphore(max(1, round(self.concurrency / at_once)))
         gate = self._gate
         content = np.empty((num_rows, self.instance_bytes), dtype=np.uint8)
         queue = iter(batches)
