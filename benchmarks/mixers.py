@@ -4,8 +4,9 @@ fp32, batch 2. On a CPU one thread's processor time is measured, on a GPU the cl
 compared, so a busy machine touches all sides alike.
 Softmax attention's cost per token grows with the length, that of a memory does not. If `titans-pytorch` can be imported
 (no dependency of ours; `pip install titans-pytorch`), its `NeuralMemory` runs beside ours at the same heads, head size,
-chunk and momentum, with a memory of two layers as wide as ours and its own defaults otherwise: it has no convolution
-and no output gate, averages the decay over each chunk and does not normalise q and k, so it computes something else.
+chunk and momentum, with normalised q and k, a memory of two layers as wide as ours, and its own defaults otherwise: it
+has no convolution, no output gate and no norm of values, and averages the decay over each chunk, so it computes
+something else.
 
     python benchmarks/mixers.py [--d-model 256] [--lengths 256,512,1024,2048] [--rounds 5] [--device cpu] [--json]
 """
@@ -35,12 +36,12 @@ MIXERS: dict[str, tuple[str, dict[str, Any]]] = {
     "softmax": ("softmax", {}),
     "gated": ("gated", {}),
     "titans lmm": ("titans", {"chunk_size": CHUNK}),
-    "titans lmm, bare": ("titans", {"chunk_size": CHUNK, "conv_width": 0, "output_gate": False}),
+    "titans lmm, bare": ("titans", {"chunk_size": CHUNK, "conv_width": 0, "output_gate": False, "value_norm": False}),
     "titans lmm, linear": ("titans", {"chunk_size": CHUNK, "memory_depth": 1}),
     "titans lmm, chunk 16": ("titans", {"chunk_size": 16}),
     "titans mag": ("titans", {"form": "mag", "window": 256, "chunk_size": CHUNK}),
 }
-"""Label -> type and options; `bare` has neither convolution nor output gate, as `NeuralMemory` has none."""
+"""Label -> type and options; `bare` has no convolution, output gate or norm of values, as `NeuralMemory` has none."""
 
 
 class Mixer(nn.Module):
@@ -82,6 +83,7 @@ class Theirs(nn.Module):
             heads=d_model // HEAD_DIM,
             dim_head=HEAD_DIM,
             momentum=True,
+            qk_rmsnorm=True,
             model=MemoryMLP(HEAD_DIM, depth=2, expansion_factor=2.0),
         )
 
