@@ -281,7 +281,8 @@ def load_run_config(
         tree["run_name"] = path.stem
     tree = _interpolate(tree, origins)
     for key, leaf in leaves(tree):
-        refuse_credentials(str(leaf), where=f"{origins.get(key, '')}, {key}".removeprefix(", "))
+        if isinstance(leaf, str):
+            refuse_credentials(leaf, where=f"{origins.get(key, '')}, {key}".removeprefix(", "))
     import_plugins(tree.get("plugins"))
     _legacy(tree)
     tree = _with_corpus(tree)

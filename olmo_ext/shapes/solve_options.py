@@ -172,13 +172,13 @@ def _refuse_uncounted(shape: ModelShape, *, where: str) -> None:
 
 
 def _typed_options(
-    kind: FFNType | AttentionType, pairs: Sequence[str], *, section: str, option: str, inherited: Mapping[str, Any]
+    kind: FFNType | AttentionType, pairs: Sequence[str], *, section: str, inherited: Mapping[str, Any]
 ) -> dict[str, Any]:
     """`key=value` options of a registered type over what is inherited and the defaults, typed as in a config.
 
     :param section: `ffn` or `attention`, the config's section that takes them.
     """
-    given: dict[str, Any] = {}
+    option, given = f"--{section}-option", dict[str, Any]()
     for text in pairs:
         name, equals, _ = text.partition("=")
         if not equals or name not in kind.options:
@@ -216,14 +216,12 @@ def _kinds(options: Mapping[str, Any], like: RunConfig | None) -> dict[str, Any]
         FFN_TYPES.get(ffn_type, where="--ffn-type"),
         options["ffn_option"],
         section="ffn",
-        option="--ffn-option",
         inherited=ffn[1] if ffn and ffn[0] == ffn_type else {},
     )
     stated["attention_options"] = _typed_options(
         ATTENTION_TYPES.get(attention_type, where="--attention-type"),
         options["attention_option"],
         section="attention",
-        option="--attention-option",
         inherited=mixer[1] if mixer and mixer[0] == attention_type else {},
     )
     return stated

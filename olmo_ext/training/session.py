@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
 import logging
 import time
 import traceback
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 
@@ -22,14 +21,15 @@ from olmo_ext.training import reporting as lines
 from olmo_ext.training import wandb_run
 from olmo_ext.training.building import build_trainer, effective_config
 from olmo_ext.training.distributed import Ranks, agree, any_rank, failure_of_another_rank
+from olmo_ext.training.early_stopping import early_stopping_reason
 from olmo_ext.training.profiling import torch_profiler
 from olmo_ext.training.provenance import describe_run, processor_name, slurm_job
 from olmo_ext.training.recording import Recording
 from olmo_ext.training.restore import Restorer, own_checkpoint
+from olmo_ext.training.samples import SampleLog
 from olmo_ext.training.saving import Saver
 from olmo_ext.training.signals import StopRequest, TimeLimit, scheduler_end_time
 from olmo_ext.training.unused import unused_keys
-from olmo_ext.upstream.compile import CompileReport
 
 log = logging.getLogger("olmo_ext.training")
 
@@ -66,7 +66,6 @@ class Session:
         self.step_seconds, self.evaluation_seconds = 0.0, 0.0
         self._began = began
         self._heartbeat = 0.0
-        self._indices: TextIO | None = None
         self.saver: Any = None
         self._profiler: Any = None
 
@@ -150,7 +149,13 @@ class Session:
             self.config, cfg, steps=length.steps, directory=self.directory, ranks=ranks, hooks=self, where=where
         )
         self.trainer = trainer
-        self._open_indices(stack)
+        self.samples = SampleLog(
+            self.directory.logs,
+            stack,
+            attempt=self.state.attempt,
+            rank=ranks.rank,
+            wanted=self.values["save_data_indices"],
+        )
         done = self._restore(own, length.steps)
         trainer.stop_step = self._stop_step(length.steps)
         if own is None and done >= trainer.stop_step:
@@ -295,11 +300,6 @@ class Session:
             attempt=self.state.attempt,
         )
 
-    def _open_indices(self, stack: ExitStack) -> None:
-        if self.values["save_data_indices"]:
-            path = self.directory.logs / f"attempt{self.state.attempt}-rank{self.ranks.rank}.samples.tsv.gz"
-            self._indices = stack.enter_context(gzip.open(path, "wt", compresslevel=1))
-
     # -- restoring -------------------------------------------------------------------------------------------------
 
     def _restore(self, own: Path | None, steps: int) -> int:
@@ -340,13 +340,8 @@ class Session:
 
     def _reason_to_give_up(self) -> str | None:
         """Why the run should end for good, not done."""
-        factor, trainer = self.values["early_stopping_factor"], self.trainer
-        if factor is not None and trainer.scheduler_current > self.values["scheduler"]["t_warmup"]:
-            # Of the step before: this one's loss is not known yet.
-            now, least = trainer.cur_train_loss, trainer.min_train_loss
-            if now > factor * least:
-                limit = f"early_stopping_factor {factor:g} x its least, {least:.4f}"
-                return f"early stopping: loss {now:.4f} is more than {limit}"
+        if (reason := early_stopping_reason(self.trainer, self.values)) is not None:
+            return reason
         cancelled = self.wandb_run.cancel_requested
         return f"cancelled on W&B: {cancelled}" if cancelled is not None else None
 
@@ -362,11 +357,10 @@ class Session:
         self.say(f"step {self.trainer.global_step}: stopping, {reason}")
 
     def record_samples(self, step: int, indices: list[int]) -> None:
-        if self._indices is not None:
-            self._indices.write(f"{step}\t" + "\t".join(map(str, indices)) + "\n")
+        self.samples.record(step, indices)
 
     def samples_file(self) -> str | None:
-        return f"logs/attempt{self.state.attempt}-rank*.samples.tsv.gz" if self._indices is not None else None
+        return self.samples.pattern
 
     def wants_metrics(self, step: int) -> bool:
         return step % self.values["console_log_interval"] == 0 or step == self.trainer.stop_step
@@ -374,18 +368,14 @@ class Session:
     def after_step(self, metrics: dict[str, float], *, batch_seconds: float) -> None:
         step = self.trainer.global_step
         if not self.step_seconds and self.compile_report is not None:
-            self._say_compiled(self.compile_report, batch_seconds)
+            for text in self.compile_report.lines(batch_seconds):
+                self.say(text)
         self.step_seconds = batch_seconds
         wanted = self.wants_metrics(step)
         self.recording.step(metrics, batch_seconds=batch_seconds, wanted=wanted)
         if wanted and self.ranks.is_first and time.monotonic() - self._heartbeat >= HEARTBEAT_SECONDS:
             self._heartbeat = time.monotonic()
             self.directory.write_state(self.state)
-
-    def _say_compiled(self, report: CompileReport, seconds: float) -> None:
-        self.say(f"compiled {report.graphs()} graphs for {report.num_blocks} layers in {seconds:.0f} s")
-        if report.recompile_limit_hit():
-            self.say("note: some layers run uncompiled: there are more variants than the compiler keeps")
 
     def after_evaluation(self, metrics: dict[str, float], *, seconds: float) -> None:
         self.evaluation_seconds = seconds
@@ -398,8 +388,7 @@ class Session:
 
     def save(self) -> None:
         self.saver.save(self.trainer)
-        if self._indices is not None:
-            self._indices.flush()
+        self.samples.flush()
 
     def _saved(self, step: int) -> None:
         self.state.step = step

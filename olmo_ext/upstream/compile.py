@@ -31,6 +31,16 @@ class CompileReport:
 
         return any("recompile_limit" in key or "cache_size_limit" in key for key in counters["unimplemented"])
 
+    def lines(self, seconds: float) -> list[str]:
+        """What a person should know of it.
+
+        :param seconds: of the first step, which compiled.
+        """
+        found = [f"compiled {self.graphs()} graphs for {self.num_blocks} layers in {seconds:.0f} s"]
+        if self.recompile_limit_hit():
+            found.append("note: some layers run uncompiled: there are more variants than the compiler keeps")
+        return found
+
 
 def _graphs() -> int:
     from torch._dynamo.utils import counters

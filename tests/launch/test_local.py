@@ -16,16 +16,8 @@ import pytest
 
 from olmo_ext.launch.local import worker_environment
 from olmo_ext.rundir import RunDirectory
+from tests.launch.conftest import CONFIG
 
-CONFIG = """
-model: {d_model: 64, n_heads: 4, n_layers: 2, max_sequence_length: 8, vocab_size: 256, embedding_size: 256,
-        ffn: {d_ff: 128}}
-tokenizer: {identifier: none}
-data: {paths: [tokens.bin], memmap_dtype: uint16}
-max_duration: 5
-global_train_batch_size: 1
-device_train_microbatch_size: 1
-"""
 Launch = Callable[..., subprocess.Popen]
 
 

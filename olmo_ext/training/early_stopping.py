@@ -1,0 +1,24 @@
+"""When a loss that has risen ends a run (OLMo's `early_stopping_factor`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from olmo_ext.upstream.training import RunTrainer
+
+
+def early_stopping_reason(trainer: RunTrainer, values: Mapping[str, Any]) -> str | None:
+    """Why the run should stop, None where it should not: behind the warm-up, the last step's loss is more than the
+    factor times the least one.
+
+    :param values: the run's resolved config.
+    """
+    factor = values["early_stopping_factor"]
+    if factor is None or trainer.scheduler_current <= values["scheduler"]["t_warmup"]:
+        return None
+    # Of the step before: this one's loss is not known yet.
+    now, least = trainer.cur_train_loss, trainer.min_train_loss
+    if now > factor * least:
+        return f"early stopping: loss {now:.4f} is more than early_stopping_factor {factor:g} x its least, {least:.4f}"
+    return None
