@@ -7,9 +7,11 @@ import json
 import os
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
+from olmo_ext.compare import offline_file
 from olmo_ext.rundir import MetricsRow, RunDirectory, RunState
 
 CONFIG: dict[str, Any] = {
@@ -91,6 +93,32 @@ def attempt(
         logger.finish(0)
     run.write_state(RunState(status=state, attempt=number, step=steps.stop - 1))
     return logger
+
+
+def framed(data: bytes, record: bytes) -> bytes:
+    """An offline file's bytes with one more record, framed by LevelDB's rules and not by the code under test."""
+    first, left = True, record
+    while True:
+        room = offline_file.BLOCK - len(data) % offline_file.BLOCK
+        if room < 7:
+            data += b"\0" * room
+            continue
+        part, left = left[: room - 7], left[room - 7 :]
+        kind = (1 if not left else 2) if first else (4 if not left else 3)
+        data += offline_file.HEADER.pack(zlib.crc32(part, zlib.crc32(bytes([kind]))), len(part), kind) + part
+        first = False
+        if not left:
+            return data
+
+
+def add_system_record(path: Path, *, seconds: int, watts: float) -> None:
+    """What wandb samples every 15 seconds, at a time of the test's choosing."""
+    from wandb.proto import wandb_internal_pb2
+
+    record = wandb_internal_pb2.Record()  # type: ignore[attr-defined]
+    record.stats.timestamp.seconds = seconds
+    record.stats.item.add(key="gpu.0.powerWatts", value_json=json.dumps(watts))
+    path.write_bytes(framed(path.read_bytes(), record.SerializeToString()))
 
 
 def command(arguments: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
