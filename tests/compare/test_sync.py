@@ -52,11 +52,12 @@ def test_system_metrics_which_the_segments_alone_hold_arrive_with_their_own_time
         attempt(run, number, steps)
     written = [(1_790_000_000 + 15 * n, 100.0 + n) for n in range(6)]
     for n, path in enumerate(offline_file.find_files(run.wandb)):
-        for seconds, watts in written[3 * n : 3 * n + 3]:
-            add_system_record(path, seconds=seconds, watts=watts)
+        for seconds, power in written[3 * n : 3 * n + 3]:
+            add_system_record(path, seconds=seconds, watts=power)
     upload = sync.sync_run(run, sweep=None)
     [received] = server.runs.values()
-    sent = [(event["_timestamp"], event[key]) for event in received.events if (key := "system.gpu.0.powerWatts") in event]
+    watts = "system.gpu.0.powerWatts"
+    sent = [(event["_timestamp"], event[watts]) for event in received.events if watts in event]
     assert sent == written
     # wandb's own sampling adds what the time of the test happens to give.
     assert upload.system_rows == len(received.events) >= len(written) and not upload.notes
