@@ -67,6 +67,7 @@ def stalls(saves: int, parameters: int, folder: Path) -> dict[str, Any]:
                     values=values,
                     config_text="",
                     checkpoint_bytes=12 * parameters,
+                    rows=folder / "metrics.jsonl",
                     ranks=ranks,
                     extra={"data": None},
                     saved=lambda step: None,

@@ -80,6 +80,18 @@ def append_line(path: Path | str, line: str) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
+def sync_file(path: Path | str) -> None:
+    """Make durable what was appended to `path`; a file that is not there has nothing to lose.
+
+    :raises OSError: naming `path`.
+    """
+    try:
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+    except FileNotFoundError:
+        return
+
+
 def sha256_of_file(path: Path | str) -> str:
     """The sha256 of a file's bytes, in hexadecimal."""
     digest = hashlib.sha256()

@@ -17,11 +17,13 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from olmo_ext.errors import WorkError
+from olmo_ext.files import sync_file
 from olmo_ext.training import checkpoint as files
 from olmo_ext.training.distributed import Ranks, agree
 from olmo_ext.training.state import gather, gather_random_state
@@ -43,6 +45,7 @@ class Saver:
 
     :param values: the run's resolved config, `config_text` the same as YAML.
     :param checkpoint_bytes: size of one checkpoint, as it is estimated.
+    :param rows: the file of metrics, which outlasts a crash of the machine up to the step of every checkpoint.
     :param extra: what goes into `train_state.json` beside the trainer's position.
     :param saved: called on rank 0, in the training thread, with the step of a checkpoint that has become complete.
     """
@@ -54,13 +57,14 @@ class Saver:
         values: Mapping[str, Any],
         config_text: str,
         checkpoint_bytes: int,
+        rows: Path,
         ranks: Ranks,
         extra: Mapping[str, Any],
         saved: Callable[[int], None],
     ) -> None:
         self.store, self.values, self.ranks = store, values, ranks
         self._config_text, self._extra, self._saved = config_text, extra, saved
-        self._checkpoint_bytes = checkpoint_bytes
+        self._checkpoint_bytes, self._rows = checkpoint_bytes, rows
         self.save_seconds: float | None = None
         """Longest time from the beginning of a save to its end on the disk; None before the first."""
 
@@ -136,6 +140,8 @@ class Saver:
 
     def _write(self, snapshot: files.Snapshot, stop_step: int, began: float) -> None:
         try:
+            # First: a restart from this checkpoint writes no row of an earlier step again.
+            sync_file(self._rows)
             self.store.write(snapshot)
             self.store.retain(
                 written=snapshot.step,

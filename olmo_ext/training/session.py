@@ -120,6 +120,7 @@ class Session:
             values=values,
             config_text=self.config.dump(),
             checkpoint_bytes=files.estimated_bytes(values, self.config.shape),
+            rows=self.directory.metrics_path,
             ranks=ranks,
             extra={"data": data, "attempt": self.state.attempt, "run_name": values["run_name"]},
             saved=self._saved,

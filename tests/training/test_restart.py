@@ -382,11 +382,11 @@ def test_a_damaged_checkpoint_beyond_the_end_is_not_taken_for_the_last_one(forke
 
 def test_the_run_saves_before_its_time_limit(forked, config, tmp_path):
     run = tmp_path / "run"
-    text = config("max_duration=100000", "time_limit=3", "save_data_indices=false", "console_log_interval=100")
+    text = config("max_duration=100000", "time_limit=6", "save_data_indices=false", "console_log_interval=100")
     began = time.monotonic()
     ended = forked(lambda: train(text, run_directory=run))
     assert ended.code == 75, ended.output
-    assert time.monotonic() - began < 6
+    assert time.monotonic() - began < 20
     state = RunDirectory(run).read_state()
     assert state.status == "requeued" and state.reason == "time limit" and state.step > 0
     saved = json.loads((run / f"checkpoints/step{state.step}/train_state.json").read_text())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -49,6 +51,35 @@ def test_what_was_gathered_does_not_count_the_steps_that_follow():
     assert {float(own["step"]) for own in moments.values()} == {1.0}
 
 
+def test_rows_up_to_a_checkpoint_are_on_the_disk_before_it_is_complete(forked, config, tmp_path):
+    """A crash of the machine, unlike a kill, loses what was written and not fsynced; no later attempt repeats it."""
+    run = tmp_path / "run"
+
+    def recorded() -> int:
+        synced, rename = os.fsync, os.rename
+        rows = run / "metrics.jsonl"
+        durable = [0]
+
+        def fsync(descriptor: int) -> None:
+            synced(descriptor)
+            if os.readlink(f"/proc/self/fd/{descriptor}") == str(rows):
+                durable[0] = rows.stat().st_size
+
+        def renamed(source, target) -> None:
+            if Path(target).name.startswith("step"):
+                last = json.loads(rows.read_bytes()[: durable[0]].splitlines()[-1])
+                print("in place:", Path(target).name, "rows until step", last["step"])
+            rename(source, target)
+
+        os.fsync, os.rename = fsync, renamed  # type: ignore[assignment]
+        return train(config("save_interval=2", "max_duration=4"), run_directory=run)
+
+    ended = forked(recorded)
+    assert ended.code == 0, ended.output
+    lines = [line for line in ended.output.splitlines() if line.startswith("in place:")]
+    assert lines == [f"in place: step{step} rows until step {step}" for step in (2, 4)]
+
+
 def test_the_checkpoints_that_are_kept_are_counted_from_every_interval(config, monkeypatch):
     from olmo_ext.training import saving
 
@@ -58,7 +89,14 @@ def test_the_checkpoints_that_are_kept_are_counted_from_every_interval(config, m
     for first, second in ((2, 3), (2, 2), (4, None), (None, 5), (None, None), (7, 12), (100, 1)):
         values = {"save_interval": first, "save_interval_unsharded": second, "save_num_checkpoints_to_keep": -1}
         saver = saving.Saver(
-            store, values=values, config_text="", checkpoint_bytes=1, ranks=None, extra={}, saved=lambda step: None
+            store,
+            values=values,
+            config_text="",
+            checkpoint_bytes=1,
+            rows=Path("none"),
+            ranks=None,
+            extra={},
+            saved=lambda step: None,
         )
         saver.check_space(12)
         assert seen.pop() == sum(saver.is_permanent(step, 12) for step in range(1, 13)), (first, second)
