@@ -209,6 +209,12 @@ def import_plugins(names: Any) -> None:
             ) from None
 
 
+def plugins_of(path: Path) -> list[str]:
+    """The modules that a config file, or one that it extends, names under `plugins:`."""
+    names = _read_with_parents(path, {}).get("plugins")
+    return [str(name) for name in names] if isinstance(names, list) else []
+
+
 def _legacy(tree: dict[str, Any]) -> None:
     """Spellings that OLMo itself still accepts."""
     value = plain_value(tree.get("activation_checkpointing"))

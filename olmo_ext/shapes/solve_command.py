@@ -14,6 +14,7 @@ from typing import Any
 import click
 import yaml
 
+from olmo_ext.config import import_plugins, plugins_of
 from olmo_ext.errors import InputError
 from olmo_ext.files import write_atomically
 from olmo_ext.quantities import format_count, parse_fraction
@@ -145,18 +146,35 @@ def _dump(tree: dict[str, Any]) -> str:
     return yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=110)
 
 
-def config_text(problem: Problem, solution: Solution, *, base: Path, folder: Path) -> str:
-    """One run's config, ready to train."""
-    tree = {"extends": _relative(base, folder), "run_name": name_of(solution), **run_section(problem, solution)}
-    return _dump(tree)
+def _plugins_section(plugins: Sequence[str]) -> dict[str, list[str]]:
+    return {"plugins": list(plugins)} if plugins else {}
 
 
-def sweep_text(problem: Problem, solutions: Sequence[Solution], *, base: Path, folder: Path) -> str:
-    """A sweep over the solutions, the first its baseline."""
+def _plugins_to_write(options: dict[str, Any]) -> list[str]:
+    """Those named here and by `--like`. They would take the place of the base's own, so these come along."""
+    like = options["like"]
+    named = [*options["plugins"], *(plugins_of(Path(like)) if like else [])]
+    return list(dict.fromkeys([*plugins_of(options["base"]), *named])) if named else []
+
+
+def config_text(problem: Problem, solution: Solution, *, base: Path, folder: Path, plugins: Sequence[str] = ()) -> str:
+    """One run's config, ready to train.
+
+    :param plugins: modules that register its types.
+    """
+    tree = {"extends": _relative(base, folder), "run_name": name_of(solution), **_plugins_section(plugins)}
+    return _dump({**tree, **run_section(problem, solution)})
+
+
+def sweep_text(
+    problem: Problem, solutions: Sequence[Solution], *, base: Path, folder: Path, plugins: Sequence[str] = ()
+) -> str:
+    """A sweep over the solutions, the first its baseline; `plugins` as in `config_text`."""
     runs = {name_of(found): {"model": model_section(problem, found)} for found in solutions}
     budget = {problem.quantity: problem.target, "tolerance": f"{100 * problem.tolerance:g}%"}
     tree = {
         "base": _relative(base, folder),
+        **_plugins_section(plugins),
         "budget": budget,
         "runs": runs,
         "seeds": [1, 2, 3],
@@ -227,8 +245,6 @@ POSITIVE = click.IntRange(min=1)
 )
 def solve(as_json: bool, sort: str, top: int, **options: Any) -> None:
     """Search shapes of equal budget: fix what you know, give ranges for the rest."""
-    from olmo_ext.config import import_plugins
-
     import_plugins(list(options["plugins"]))
     problem = make_problem(options)
     outcome = search(problem, limit=top, by=sort)
@@ -237,13 +253,14 @@ def solve(as_json: bool, sort: str, top: int, **options: Any) -> None:
     yaml_file, sweep_file, base = options["yaml_file"], options["sweep_file"], options["base"]
     if (yaml_file or sweep_file) and not base.is_file():
         raise InputError("no such file", where=f"--base {base}", right="the config that what is written extends")
+    plugins = _plugins_to_write(options) if yaml_file or sweep_file else []
     if yaml_file is not None:
         if options["pick"] > len(outcome.solutions):
             raise InputError(f"--pick {options['pick']} of {len(outcome.solutions)} shapes")
         found = outcome.solutions[options["pick"] - 1]
-        _write(yaml_file, config_text(problem, found, base=base, folder=_folder(yaml_file)))
+        _write(yaml_file, config_text(problem, found, base=base, folder=_folder(yaml_file), plugins=plugins))
     if sweep_file is not None:
-        text = sweep_text(problem, outcome.solutions, base=base, folder=_folder(sweep_file))
+        text = sweep_text(problem, outcome.solutions, base=base, folder=_folder(sweep_file), plugins=plugins)
         _write(sweep_file, text)
     if as_json:
         rows = [to_json(problem, found) for found in outcome.solutions]

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
@@ -447,6 +451,31 @@ def test_a_type_of_ones_own_is_searched_by_its_own_matrices():
     found = search(problem(target=M, tolerance=0.01, layers=(4,), d_model=(128,), ffn_type="test-bottleneck"))
     best = found.solutions[0]
     assert best.ffn == 4 * (2 * 128 + 32) * best.d_ff
+
+
+def test_what_is_written_names_the_modules_that_register_its_types(tmp_path):
+    (tmp_path / "of_the_base.py").write_text("")
+    (tmp_path / "base.yaml").write_text("plugins: [of_the_base]\n" + BASE)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "fixtures"), "PYTHONSAFEPATH": "1"}
+
+    def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+        line = [sys.executable, "-m", "olmo_ext", *arguments]
+        return subprocess.run(line, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    own = ("--plugin", "low_rank_ffn", "--ffn-type", "low_rank", "--top", "2")
+    for asked, file, sweep in (
+        (own, "a.yaml", "a-sweep.yaml"),
+        (("--like", "a.yaml", "--top", "2"), "b.yaml", "b-sweep.yaml"),
+    ):
+        budget = SMALL if asked is own else ("--layers", "2..6", "--d-model", "64..256:32")
+        result = command("solve", *budget, *asked, "--base", "base.yaml", "--yaml", file, "--sweep", sweep)
+        assert result.returncode == 0, result.stderr
+        for written in (file, sweep):
+            assert yaml.safe_load((tmp_path / written).read_text())["plugins"] == ["of_the_base", "low_rank_ffn"]
+            planned = command("plan", written)
+            assert planned.returncode == 0, planned.stderr
+    plain = command("solve", *SMALL, "--base", "base.yaml", "--yaml", "plain.yaml")
+    assert plain.returncode == 0 and "plugins" not in yaml.safe_load((tmp_path / "plain.yaml").read_text())
 
 
 def test_texts_name_their_base_relative_to_where_they_lie(tmp_path):
