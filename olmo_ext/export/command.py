@@ -15,19 +15,6 @@ def _say(result: Any, as_json: bool, text: str) -> None:
     click.echo(json.dumps(content) if as_json else text)
 
 
-def loading_lines(folder: Path, *, own_code: bool) -> list[str]:
-    """How transformers loads a folder's model and its tokenizer.
-
-    :param own_code: whether the folder brings the model's code. `AutoTokenizer` looks at the model's config first and
-        asks whether to run that code (or, told not to, warns of the config's type); the tokenizer's class needs none.
-    """
-    code, tokenizer = (", trust_remote_code=True", "PreTrainedTokenizerFast") if own_code else ("", "AutoTokenizer")
-    return [
-        f'AutoModelForCausalLM.from_pretrained("{folder}"{code})',
-        f'{tokenizer}.from_pretrained("{folder}")',
-    ]
-
-
 @click.command()
 @click.argument("run", type=click.Path(file_okay=False, path_type=Path))
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The new folder.")
@@ -38,19 +25,26 @@ def export(run: Path, output: Path, step: int | None, tokenizer: str | None, as_
     """Write a verified Hugging Face model folder of RUN.
 
     A plain OLMo-2 shape becomes transformers' own Olmo2ForCausalLM; any other brings its code and is loaded with
-    trust_remote_code=True (its tokenizer needs none: PreTrainedTokenizerFast). The folder appears when logits, cached
-    decoding, saving and reloading have been compared with the OLMo model; a mismatch names the layer and leaves
-    nothing.
+    trust_remote_code=True (its tokenizer needs none: PreTrainedTokenizerFast). The folder, with a card that names the
+    checkpoint, appears when logits, cached decoding, saving and reloading have been compared with the OLMo model; a
+    mismatch names the layer and leaves nothing.
     """
     from olmo_ext.data.tokenizer import load_tokenizer
+    from olmo_ext.export.card import loading_lines, origin_of
     from olmo_ext.export.folder import export_model
+    from olmo_ext.rundir import RunDirectory
+    from olmo_ext.training.checkpoint import CheckpointStore
     from olmo_ext.upstream import load_model_from_run
 
-    model, config = load_model_from_run(run, step=step)
+    store = CheckpointStore(RunDirectory(run).checkpoints, report=lambda line: click.echo(line, err=True))
+    newest = store.newest_complete() if step is None else store.folder(step)
+    model, config = load_model_from_run(run, step=None if newest is None else int(newest.name.removeprefix("step")))
     section = config.values["model"]
     ends = {"eos_token_id": section["eos_token_id"], "pad_token_id": section["pad_token_id"]}
     text = load_tokenizer(tokenizer or config.values["tokenizer"]["identifier"], **ends)
-    result = export_model(model, model=section, shape=config.shape, tokenizer=text, target=output)
+    assert newest is not None  # load_model_from_run refuses a run without one
+    origin = origin_of(newest, config.values["run_name"])
+    result = export_model(model, model=section, shape=config.shape, tokenizer=text, target=output, origin=origin)
     _say(
         result,
         as_json,

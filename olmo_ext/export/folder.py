@@ -14,6 +14,7 @@ from typing import Any
 
 from olmo_ext.blocks.stock import is_stock_layer
 from olmo_ext.errors import InputError
+from olmo_ext.export.card import Origin, model_card
 from olmo_ext.export.configs import CLASSES, hugging_face_config
 from olmo_ext.export.names import CUSTOM, OLMO2, Entry, entries, require_exportable, to_hugging_face
 from olmo_ext.files import make_aside
@@ -134,10 +135,18 @@ def write_folder(folder: Path, olmo: Any, *, model: Mapping[str, Any], shape: Mo
 
 
 def export_model(
-    olmo: Any, *, model: Mapping[str, Any], shape: ModelShape, tokenizer: Any, target: Path, length: int = 64
+    olmo: Any,
+    *,
+    model: Mapping[str, Any],
+    shape: ModelShape,
+    tokenizer: Any,
+    target: Path,
+    origin: Origin,
+    length: int = 64,
 ) -> Exported:
     """Write and verify a folder; it appears under `target` when everything agrees.
 
+    :param origin: what its card says it was made of.
     :param length: tokens of real text per row that the models are compared on; more where a type needs more.
     :raises InputError: for a target that exists, or a model without a Hugging Face form.
     :raises MismatchError: naming the layer that differs; nothing is left behind.
@@ -167,6 +176,16 @@ def export_model(
         verify.compare_generation(hugging_face, tokens)
         verify.compare_saved_again(hugging_face, tokens)
         verify.compare_tokenizer(aside, tokenizer.encode)
+        parameters = sum(parameter.numel() for parameter in hugging_face.parameters())
+        card = model_card(
+            hugging_face_config(model, shape),
+            shape,
+            origin,
+            parameters=parameters,
+            tokens=tokens.numel(),
+            difference=difference,
+        )
+        (aside / "README.md").write_text(card)
         if target.exists():
             target.rmdir()
         os.rename(aside, target)
@@ -178,7 +197,7 @@ def export_model(
     return Exported(
         path=target,
         architecture=architecture,
-        parameters=sum(parameter.numel() for parameter in hugging_face.parameters()),
+        parameters=parameters,
         verified_tokens=tokens.numel(),
         largest_difference=difference,
     )

@@ -169,6 +169,7 @@ def exported(make_run, tmp_path_factory):
     def export(kind: str) -> tuple[Path, Path]:
         if kind not in made:
             from olmo_ext.data.tokenizer import load_tokenizer
+            from olmo_ext.export.card import origin_of
             from olmo_ext.export.folder import export_model
             from olmo_ext.upstream import load_model_from_run
 
@@ -177,7 +178,8 @@ def exported(make_run, tmp_path_factory):
             section = config.values["model"]
             tokenizer = load_tokenizer(config.values["tokenizer"]["identifier"], eos_token_id=0, pad_token_id=1)
             target = tmp_path_factory.mktemp("exports") / "model"
-            export_model(model, model=section, shape=config.shape, tokenizer=tokenizer, target=target)
+            origin = origin_of(run / "checkpoints/step5", "a-run")
+            export_model(model, model=section, shape=config.shape, tokenizer=tokenizer, target=target, origin=origin)
             made[kind] = (run, target)
         return made[kind]
 

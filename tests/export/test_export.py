@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import shutil
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 CONFTEST = importlib.util.spec_from_file_location("export_kinds", Path(__file__).with_name("conftest.py"))
 assert CONFTEST and CONFTEST.loader
@@ -40,6 +42,23 @@ def test_the_folder_loads_and_gives_the_runs_logits(kind, exported):
     names = {path.name for path in folder.iterdir()}
     assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"} <= names
     assert ("modeling_olmo_ext.py" in names) is not native
+
+
+@pytest.mark.parametrize("kind", ["hourglass", "gated taper", *NATIVE])
+def test_the_card_names_the_checkpoint_and_its_lines_load_the_folder(kind, exported, monkeypatch):
+    """Read as a hub would: a YAML header, Markdown, and code that runs beside the files."""
+    run, folder = exported(kind)
+    header, card = (folder / "README.md").read_text().removeprefix("---\n").split("---\n", 1)
+    assert yaml.safe_load(header)["library_name"] == "transformers"
+    weights = (run / "checkpoints/step5/model.safetensors").read_bytes()
+    assert "| run, step | a-run, 5 |" in card and hashlib.sha256(weights).hexdigest() in card
+    code = card.split("```python\n")[1].split("```")[0]
+    monkeypatch.chdir(folder)
+    names: dict = {}
+    *imports, model, tokenizer = code.strip().splitlines()
+    exec("\n".join([*imports, f"model = {model}", f"tokenizer = {tokenizer}"]), names)
+    assert f"{sum(p.numel() for p in names['model'].parameters()):,} parameters" in card
+    assert names["tokenizer"]("text").input_ids
 
 
 @pytest.mark.parametrize("kind", ["hourglass", "gated taper", "gpt2", *TITANS])
@@ -88,7 +107,7 @@ def test_the_tokenizer_loads_as_export_says_without_a_question_or_a_warning(kind
 
     import transformers
 
-    from olmo_ext.export.command import loading_lines
+    from olmo_ext.export.card import loading_lines
 
     run, folder = exported(kind)
     line = loading_lines(folder, own_code=kind not in NATIVE)[1]

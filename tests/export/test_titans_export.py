@@ -168,10 +168,12 @@ def test_the_rounding_that_is_allowed_for_is_the_models_own(exported):
 
 def test_a_model_that_computes_no_numbers_is_not_called_different(make_run, tmp_path):
     from olmo_ext.errors import WorkError
+    from olmo_ext.export.card import origin_of
     from olmo_ext.export.folder import export_model
     from olmo_ext.upstream import load_model_from_run
 
-    model, config = load_model_from_run(make_run("titans"))
+    run = make_run("titans")
+    model, config = load_model_from_run(run)
     with torch.no_grad():
         model.transformer.ln_f.weight[0] = torch.nan
     from olmo_ext.data.tokenizer import load_tokenizer
@@ -179,7 +181,12 @@ def test_a_model_that_computes_no_numbers_is_not_called_different(make_run, tmp_
     tokenizer = load_tokenizer(config.values["tokenizer"]["identifier"], eos_token_id=0, pad_token_id=1)
     with pytest.raises(WorkError, match="own logits are not finite"):
         export_model(
-            model, model=config.values["model"], shape=config.shape, tokenizer=tokenizer, target=tmp_path / "o"
+            model,
+            model=config.values["model"],
+            shape=config.shape,
+            tokenizer=tokenizer,
+            target=tmp_path / "o",
+            origin=origin_of(run / "checkpoints/step5", "a-run"),
         )
     assert list(tmp_path.iterdir()) == []
 
