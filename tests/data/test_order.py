@@ -28,7 +28,7 @@ def sizes(draw: st.DrawFn) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(sizes(), st.integers(0, 2**40), st.integers(0, 5), st.sampled_from([7, 300, 1 << 20]))
 def test_the_sparse_order_is_numpys(method: str, size: tuple[int, int], seed: int, epoch: int, block: int) -> None:
     (num_instances, count), usual = size, order._BLOCK

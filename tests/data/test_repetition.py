@@ -35,7 +35,7 @@ def instances(draw: st.DrawFn) -> np.ndarray:
     return tokens
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(instances(), st.sampled_from([(13, 1, 32), (13, 1, 3), (5, 2, 8), (13, 1, 30), (13, 1, 20), (13, 1, 1)]))
 def test_the_filter_decides_as_upstream_does(tokens: np.ndarray, setting: tuple[int, int, int]) -> None:
     names = ("repetition_max_period", "repetition_min_period", "repetition_max_count")

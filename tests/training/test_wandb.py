@@ -87,7 +87,7 @@ def test_a_server_away_at_the_start_costs_training_nothing(server, tmp_path, cap
     logger = wandb_run.start(run.read_config(), run_directory=run, shape=SHAPE, provenance={}, sweep="sweep", attempt=1)
     for step in range(1, 2001):
         logger.log({LOSS: 1.0}, step=step, tokens=step, flops=step)
-    assert time.monotonic() - begun < 1.0
+    assert time.monotonic() - begun < 2.5  # less than the three seconds that something may wait
     logger.finish(0)
     assert time.monotonic() - begun < 20
     assert sum("going on offline" in record.message for record in caplog.records) == 1
@@ -109,7 +109,7 @@ def test_a_server_away_from_the_middle_to_the_end_costs_seconds(server, tmp_path
     begun = time.monotonic()
     for step in range(2, 500):
         logger.log({LOSS: 1.0}, step=step, tokens=step, flops=step)
-    assert time.monotonic() - begun < 1.0
+    assert time.monotonic() - begun < 2.5  # less than the three seconds that something may wait
     logger.finish(0)
     assert time.monotonic() - begun < 12
     assert logger._writer.process.poll() is not None
