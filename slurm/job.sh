@@ -45,7 +45,8 @@ prepare_shell() {
     PYTHON=${OLMO_EXT_PYTHON:-$SLURM_SUBMIT_DIR/.venv/bin/python}
     [ -n "${OLMO_EXT_PYTHON:-}" ] || [ -x "$PYTHON" ] || PYTHON=python3
   fi
-  read -r -a container <<< "${CONTAINER:-}"
+  # As on a command line: a folder's name may have blanks. What is sourced above is the user's own shell code already.
+  eval "container=(${CONTAINER:-})" || stop "CONTAINER in site.env is no command line: $CONTAINER"
   code=
   [ ! -d "$folder/code/olmo_ext" ] || code=$folder/code
 }

@@ -242,6 +242,22 @@ def test_a_command_that_ends_at_once_gives_the_job_its_exit_code(shell: Callable
     assert shell("command.sbatch", "ends-at-once").finish() == 7
 
 
+def test_a_containers_words_are_those_of_a_command_line(shell: Callable[..., Shell], tmp_path: Path) -> None:
+    box = tmp_path / "in a box"
+    box.write_text('#!/bin/bash\nprintf "%s\\n" "$1" "$2" > "$FAKE/boxed"; shift 2; exec "$@"\n')
+    box.chmod(0o755)
+    one = shell("b200.sbatch", site=f"""CONTAINER='"{box}" --bind "/my  data:/data"'\n""")
+    assert one.finish() == 75
+    assert one.lines("boxed") == ["--bind", "/my  data:/data"]
+
+
+def test_a_container_with_an_open_quote_stops_the_job_and_is_named(shell: Callable[..., Shell]) -> None:
+    one = shell("b200.sbatch", site="CONTAINER='apptainer exec \"img'\n")
+    output = one.process.communicate(timeout=30)[0]
+    assert one.process.returncode == 1 and 'no command line: apptainer exec "img' in output
+    assert not one.lines("asked")
+
+
 TORCHRUN = """
 import os, signal, subprocess, sys, time
 folder = sys.argv[1]
