@@ -332,7 +332,7 @@ def generate(
         loaded.model,
         ids,
         max_tokens=max_tokens,
-        stop_token_ids=(loaded.tokenizer.eos_token_id,),
+        stop_token_ids=loaded.stop_token_ids,
         num_tokens=loaded.tokenizer.vocab_size,
         temperature=temperature,
         top_k=top_k,

@@ -86,6 +86,9 @@ class Target:
     name: str
     model: EvaluatedModel
     tokenizer: Tokenizer
+    stop_token_ids: tuple[int, ...]
+    """What ends a generated text; a Hugging Face folder may name several."""
+
     step: int | None
     checkpoint_sha256: str
     run: RunDirectory | None
@@ -150,11 +153,17 @@ def _load_run(directory: Path, step: int | None, device: str, precision: str) ->
             module.eval(), max_sequence_length=section["max_sequence_length"], device=device, precision=precision
         ),
         tokenizer=tokenizer,
+        stop_token_ids=(tokenizer.eos_token_id,),
         step=found,
         checkpoint_sha256=checkpoint_fingerprint(folder),
         run=run,
         config=values,
     )
+
+
+def _ids(value: Any) -> list[int]:
+    """Token ids of a config's entry: one, a list, or none."""
+    return [] if value is None else list(value) if isinstance(value, list) else [value]
 
 
 def load_hugging_face(folder: Path, *, device: str = "cpu", precision: str = "fp32", trust: bool = False) -> Target:
@@ -187,10 +196,12 @@ def load_hugging_face(folder: Path, *, device: str = "cpu", precision: str = "fp
             "config.json does not say how long an input may be", where=str(folder), right="max_position_embeddings"
         )
     eos = config.eos_token_id
-    eos = eos[0] if isinstance(eos, list) else eos
+    named = getattr(module.generation_config, "eos_token_id", None)
     pad = config.pad_token_id
     # Some folders say -1 for none.
-    tokenizer = load_tokenizer(folder, eos_token_id=eos, pad_token_id=None if pad is None or pad < 0 else pad)
+    tokenizer = load_tokenizer(
+        folder, eos_token_id=next(iter(_ids(eos)), None), pad_token_id=None if pad is None or pad < 0 else pad
+    )
     embeddings: Any = module.get_input_embeddings()
     rows = embeddings.weight.shape[0]
     if tokenizer.vocab_size > rows:
@@ -203,6 +214,7 @@ def load_hugging_face(folder: Path, *, device: str = "cpu", precision: str = "fp
         name=folder.name,
         model=EvaluatedModel(module.eval().to(device), max_sequence_length=length, device=device, precision=precision),
         tokenizer=tokenizer,
+        stop_token_ids=tuple(dict.fromkeys([tokenizer.eos_token_id, *_ids(eos), *_ids(named)])),
         step=None,
         checkpoint_sha256=checkpoint_fingerprint(folder),
         run=None,

@@ -185,7 +185,7 @@ def _evaluate_needles(
             target.model,
             target.tokenizer.encode(prompt),
             max_tokens=allowance,
-            stop_token_ids=(target.tokenizer.eos_token_id,),
+            stop_token_ids=target.stop_token_ids,
             num_tokens=target.tokenizer.vocab_size,
         )
         return target.tokenizer.decode(ids)

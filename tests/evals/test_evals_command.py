@@ -33,6 +33,7 @@ def run(olmo: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPat
             name="run-s1",
             model=evaluated.EvaluatedModel(olmo, max_sequence_length=512, precision=precision),
             tokenizer=tokenizer,
+            stop_token_ids=(tokenizer.eos_token_id,),
             step=7 if step is None else step,
             checkpoint_sha256="c" * 64,
             run=directory,
@@ -161,6 +162,13 @@ def test_a_hugging_face_folder_is_evaluated_diagnosed_and_continued(
     assert (tmp_path / "out" / "model.json").is_file() and (tmp_path / "out" / "model.html").is_file()
     shown = call(generate, folder, "The river", "--max-tokens", 5)
     assert shown.startswith("The river") and len(shown) > len("The river\n")
+    # A folder that names several ends of text, as chat models do, stops at each.
+    prompt = torch.tensor([tokenizer.encode("The river")])
+    first = int(evaluated.load_target(folder).model.logits(prompt)[0, -1].argmax())
+    ends = json.loads((folder / "generation_config.json").read_text()) | {"eos_token_id": [0, first]}
+    (folder / "generation_config.json").write_text(json.dumps(ends))
+    assert evaluated.load_target(folder).stop_token_ids == (0, first)
+    assert call(generate, folder, "The river", "--max-tokens", 5) == "The river\n"
 
 
 def test_diagnosis_of_a_run_is_where_the_report_looks(run: RunDirectory) -> None:
