@@ -81,7 +81,7 @@ def append_line(path: Path | str, line: str) -> None:
 
 
 def sync_file(path: Path | str) -> None:
-    """Make durable what was appended to `path`; a file that is not there has nothing to lose.
+    """Make durable what was appended to `path`, and its name; a file that is not there has nothing to lose.
 
     :raises OSError: naming `path`.
     """
@@ -90,6 +90,7 @@ def sync_file(path: Path | str) -> None:
             os.fsync(file.fileno())
     except FileNotFoundError:
         return
+    sync_directory(Path(path).parent)
 
 
 def sha256_of_file(path: Path | str) -> str:
