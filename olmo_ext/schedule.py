@@ -25,6 +25,12 @@ class RunLength:
     excess_tokens: int
     """Tokens beyond a `max_duration` given in tokens: its last step is completed, never cut."""
 
+    horizon_steps: int
+    """Where a schedule without `t_max` ends, in OLMo: with `max_duration`, wherever `stop_at` stops the run."""
+
+    horizon_tokens: int
+    """The same in tokens: a `max_duration` in tokens as it is written, no whole steps."""
+
 
 def run_length(values: Mapping[str, Any], *, instances: int | None = None, where: str | None = None) -> RunLength:
     """Steps and tokens of a run.
@@ -61,11 +67,22 @@ def run_length(values: Mapping[str, Any], *, instances: int | None = None, where
         steps = math.ceil(asked_tokens / tokens_per_step)
     if steps < 1:
         raise InputError(f"max_duration {duration} is no training at all", where=where, right="at least one step")
-    if values["stop_at"] is not None and values["stop_at"] < steps:
-        steps, asked_tokens = values["stop_at"], None
+    horizon_steps = steps
+    horizon_tokens = steps * tokens_per_step if asked_tokens is None else asked_tokens
+    stops = [values["stop_at"]]
+    if not values["load_path"] or values["reset_trainer_state"]:
+        # After a warm start that keeps its position it counts from there, which the config does not tell.
+        stops.append(values["stop_after"])
+    steps = min([steps, *(stop for stop in stops if stop is not None)])
     tokens = steps * tokens_per_step
-    excess = tokens - asked_tokens if asked_tokens is not None else 0
-    return RunLength(steps=steps, tokens=tokens, tokens_per_step=tokens_per_step, excess_tokens=excess)
+    return RunLength(
+        steps=steps,
+        tokens=tokens,
+        tokens_per_step=tokens_per_step,
+        excess_tokens=max(0, tokens - horizon_tokens),
+        horizon_steps=horizon_steps,
+        horizon_tokens=horizon_tokens,
+    )
 
 
 def batch_per_rank(values: Mapping[str, Any], world_size: int, *, where: str | None = None) -> int:
@@ -126,6 +143,9 @@ def period_warnings(shape: ModelShape, steps: int) -> list[str]:
     ]
 
 
+DECAY_TO_THE_HORIZON = ("cosine_with_warmup", "cosine_linear_envelope", "linear_with_warmup")
+
+
 def learning_rate_warnings(values: Mapping[str, Any], length: RunLength) -> list[str]:
     """What a schedule does that its author may not have meant."""
     scheduler = values["scheduler"]
@@ -140,7 +160,11 @@ def learning_rate_warnings(values: Mapping[str, Any], length: RunLength) -> list
             " the peak learning rate is never reached"
         )
     horizon = scheduler["t_max"]
-    if horizon is not None and horizon != total and "cosine" in scheduler["name"]:
+    if horizon is None:
+        horizon = length.horizon_tokens if in_tokens else length.horizon_steps
+    # Completing the last step goes beyond a horizon in tokens by less than a step, which is meant.
+    ends_with_run = total - length.excess_tokens <= horizon <= total if in_tokens else horizon == total
+    if not ends_with_run and scheduler["name"] in DECAY_TO_THE_HORIZON:
         warnings.append(
             f"the schedule ends at {format_count(horizon)} {unit}, the run at {format_count(total)}:"
             " the last learning rate is not the schedule's end"

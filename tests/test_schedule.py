@@ -7,12 +7,20 @@ from typing import Any
 import pytest
 
 from olmo_ext.errors import InputError
-from olmo_ext.schedule import batch_per_rank, period_warnings, run_length, schedule_warnings, sequence_warnings
+from olmo_ext.schedule import (
+    batch_per_rank,
+    learning_rate_warnings,
+    period_warnings,
+    run_length,
+    schedule_warnings,
+    sequence_warnings,
+)
 
 
 def _values(**changes: Any) -> dict[str, Any]:
     values = {"global_train_batch_size": 8, "device_train_microbatch_size": 4, "model": {"max_sequence_length": 16}}
-    return {**values, "max_duration": "500T", "stop_at": None, **changes}
+    free = {"stop_at": None, "stop_after": None, "load_path": None, "reset_trainer_state": False}
+    return {**values, **free, "max_duration": "500T", **changes}
 
 
 @pytest.mark.parametrize(
@@ -22,6 +30,10 @@ def _values(**changes: Any) -> dict[str, Any]:
         ({"stop_at": 100}, 4, 12),
         ({"stop_at": 4}, 4, 12),
         ({"stop_at": 3}, 3, 0),
+        ({"stop_after": 3}, 3, 0),
+        ({"stop_at": 3, "stop_after": 2}, 2, 0),
+        ({"stop_after": 3, "load_path": "x", "reset_trainer_state": True}, 3, 0),
+        ({"stop_after": 3, "load_path": "x"}, 4, 12),  # counted from a step that the config does not tell
         ({"max_duration": 7}, 7, 0),
     ],
 )
@@ -38,6 +50,28 @@ def test_batches_that_do_not_divide_are_refused_with_what_would_be_right() -> No
         batch_per_rank(_values(), 3)
     with pytest.raises(InputError, match="9 instances a rank do not divide.*device_train_microbatch_size 1"):
         batch_per_rank(_values(global_train_batch_size=9), 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "said"),
+    [
+        ("cosine_with_warmup", {}, False),
+        ("cosine_with_warmup", {"stop_at": 3}, True),
+        ("linear_with_warmup", {"stop_after": 3}, True),
+        ("linear_with_warmup", {"t_max": 9}, True),
+        ("cosine_with_warmup", {"t_max": 4}, False),
+        ("cosine_with_warmup", {"t_max": 500, "units": "tokens"}, False),
+        ("cosine_with_warmup", {"t_max": 640, "units": "tokens"}, True),
+        ("constant_with_warmup", {"stop_at": 3}, False),
+        ("inverse_sqrt_with_warmup", {"t_max": 9}, False),
+    ],
+)
+def test_a_schedule_that_ends_elsewhere_than_the_run_is_told(name: str, changes: dict[str, Any], said: bool) -> None:
+    own = {key: value for key, value in changes.items() if key in ("t_max", "units")}
+    stops = {key: value for key, value in changes.items() if key not in own}
+    values = _values(scheduler={"name": name, "units": "steps", "t_warmup": 1, "t_max": None, **own}, **stops)
+    found = learning_rate_warnings(values, run_length(values))
+    assert any("the last learning rate is not the schedule's end" in text for text in found) is said, found
 
 
 def test_options_longer_than_a_sequence_are_said_once() -> None:

@@ -32,9 +32,8 @@ def learning_rate(values: Mapping[str, Any], length: RunLength, step: int) -> fl
     """
     scheduler, full = values["scheduler"], values["optimizer"]["learning_rate"]
     if scheduler["units"] == "tokens":
-        # OLMo's horizon is the duration as written; in tokens that may be less than whole steps.
-        return _rate(full, scheduler, step * length.tokens_per_step, length.tokens - length.excess_tokens)
-    return _rate(full, scheduler, step, length.steps)
+        return _rate(full, scheduler, step * length.tokens_per_step, length.horizon_tokens)
+    return _rate(full, scheduler, step, length.horizon_steps)
 
 
 def _rate(full: float, scheduler: Mapping[str, Any], now: int, end: int) -> float:

@@ -20,6 +20,7 @@ NAMES = (
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("stop", [{}, {"stop_at": 40}, {"stop_after": 40}], ids=["whole", "stop_at", "stop_after"])
 @pytest.mark.parametrize(
     "scheduler",
     [
@@ -30,7 +31,8 @@ NAMES = (
         {"units": "steps", "t_warmup": 300, "alpha_f": 0.0},
     ],
 )
-def test_every_step_has_the_rate_of_olmos_scheduler(name, scheduler):
+def test_every_step_has_the_rate_of_olmos_scheduler(name, scheduler, stop):
+    """OLMo's schedule ends with `max_duration`, wherever the run stops."""
     from olmo.config import SchedulerConfig, SchedulerType, SchedulerUnits, TrainConfig
     from olmo.optim import build_scheduler
 
@@ -41,10 +43,11 @@ def test_every_step_has_the_rate_of_olmos_scheduler(name, scheduler):
             "scheduler": {"name": name, **scheduler},
             "global_train_batch_size": 16,
             "max_duration": "100000T",  # 97.66 steps of 1,024 tokens: 98 steps, the horizon at 100,000
+            **stop,
         }
     ).values
     length = run_length(values)
-    assert length.steps == 98
+    assert length.steps == (40 if stop else 98)
     config = SchedulerConfig(
         **{**values["scheduler"], "name": SchedulerType(name), "units": SchedulerUnits(scheduler["units"])}
     )
