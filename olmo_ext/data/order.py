@@ -230,20 +230,3 @@ def _sparse_numpy(num_instances: int, count: int, seed: int, progress: Progress)
     _at_word(seed, words).shuffle(values)
     progress(1.0)
     return values
-
-
-def orders_shared(seeds: list[int], epochs: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Pairs of (seed, epoch) that have the same order, because the generator gets their sum.
-
-    :param seeds: `data.seed` of the runs that are compared.
-    :param epochs: epochs that each run begins.
-    :return: pairs of different seeds; empty if no two runs share an order.
-    """
-    first: dict[int, tuple[int, int]] = {}
-    shared = []
-    for seed in dict.fromkeys(seeds):
-        for epoch in range(epochs):
-            other = first.setdefault(seed + epoch, (seed, epoch))
-            if other != (seed, epoch):
-                shared.append((other, (seed, epoch)))
-    return shared

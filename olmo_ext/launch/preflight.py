@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from olmo_ext.data.shared_orders import order_warnings
 from olmo_ext.errors import InputError
 from olmo_ext.launch.rule import Placement, describe, estimate
 from olmo_ext.launch.sweep import Sweep
@@ -63,7 +64,7 @@ def preflight(
     checks: list[Callable[[], None]] = [
         lambda: _check_data(missing, findings, will_be_fetched=will_be_fetched),
         lambda: _check_space(missing, sweep_directory, findings),
-        lambda: _check_orders(sweep, missing, findings),
+        lambda: _check_orders(sweep, findings),
     ]
     for run in missing:
         checks.append(lambda run=run: _check_run(sweep, run, placement, findings))  # type: ignore[misc]
@@ -176,17 +177,26 @@ def _check_space(runs: Sequence[SweepRun], sweep_directory: Path, findings: Find
     findings.facts.append(f"checkpoints: at least {format_bytes(least)} of {format_bytes(free)} free in {probe}")
 
 
-def _check_orders(sweep: Sweep, runs: Sequence[SweepRun], findings: Findings) -> None:
-    """Seed 1 epoch 1 and seed 2 epoch 0 are one order of the data: no second sample of it."""
-    from olmo_ext.data.order import orders_shared
+def _check_orders(sweep: Sweep, findings: Findings) -> None:
+    """Of all the runs, the finished ones too: it is with them that the others will be compared."""
+    if len({(run.config.values["data"]["seed"], run.config.values["epoch"]) for run in sweep.runs}) == 1:
+        return
+    known: dict[str, int | None] = {}
+    for run in sweep.runs:
+        key = _data_key(run)
+        if key not in known:
+            known[key] = _instances(run.config.values)
+    for text in order_warnings((run.config.values, known[_data_key(run)]) for run in sweep.runs):
+        findings.add_warning(text)
 
-    epochs = 1
-    for run in runs:
-        duration = str(run.config.values["max_duration"])
-        if duration.endswith("ep"):
-            epochs = max(epochs, int(duration[:-2]))
-    seeds = sorted({run.config.values["data"]["seed"] + (run.config.values["epoch"] or 0) for run in runs})
-    for (seed, epoch), (other, other_epoch) in orders_shared(seeds, epochs):
-        findings.add_warning(
-            f"data.seed {seed} epoch {epoch} and data.seed {other} epoch {other_epoch} are the same order of the data"
-        )
+
+def _instances(values: dict[str, Any]) -> int | None:
+    """Of one epoch; None for data that is not here, which `_check_data` tells."""
+    from olmo_ext.data.fingerprint import data_fingerprint
+
+    if any("://" in str(path) for path in values["data"]["paths"] or []):
+        return None
+    try:
+        return data_fingerprint(values)["instances"]
+    except InputError:
+        return None

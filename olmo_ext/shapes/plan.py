@@ -205,19 +205,3 @@ def _some(values: Sequence[int]) -> str:
         return f"{values[0]} is"
     listed = ", ".join(map(str, values[:3]))
     return f"{listed} are" if len(values) <= 3 else f"{listed} and {len(values) - 3} more are"
-
-
-def order_warnings(configs: Sequence[RunConfig]) -> list[str]:
-    """Data seeds of one sweep whose orders coincide: OLMo shuffles epoch e of seed s with s + e."""
-    seeds = sorted({config.values["data"]["seed"] for config in configs})
-    epochs = max((_epochs(config) for config in configs), default=1)
-    pairs = [(a, b) for a in seeds for b in seeds if 0 < b - a < epochs]
-    return [
-        f"data seeds {a} and {b} share orders: epoch {b - a} of seed {a} is epoch 0 of seed {b}" for a, b in pairs[:3]
-    ]
-
-
-def _epochs(config: RunConfig) -> int:
-    """Epochs that a run may see: as asked for, else 2, since only the data can tell."""
-    duration = str(config.values["max_duration"])
-    return int(duration[:-2]) if duration.endswith("ep") else 2

@@ -11,12 +11,13 @@ import click
 
 from olmo_ext.blocks.registry import ATTENTION_TYPES, FFN_TYPES
 from olmo_ext.config import RunConfig, load_run_config
+from olmo_ext.data.shared_orders import order_warnings
 from olmo_ext.errors import InputError
 from olmo_ext.nodes import load_hardware
 from olmo_ext.quantities import format_bytes, format_count, parse_fraction
 from olmo_ext.shapes.kinds import changed_options, options_text
 from olmo_ext.shapes.model import AttentionSpec, ModelShape
-from olmo_ext.shapes.plan import Machine, RunPlan, order_warnings, plan_run
+from olmo_ext.shapes.plan import Machine, RunPlan, plan_run
 
 BARS = "▁▂▃▄▅▆▇█"
 NOT_RUNS = ("expected.yaml",)
@@ -75,7 +76,7 @@ def load_plans(
                 config = by_group[group].config
                 name = group if seeds[group] == 1 else f"{group} ({seeds[group]} seeds)"
                 plans.append(plan_run(name, config, machine_of(config)))
-            remarks += order_warnings([run.config for run in sweep.runs])
+            remarks += order_warnings((run.config.values, None) for run in sweep.runs)
         else:
             config = load_run_config(path, overrides)
             plans.append(plan_run(config.values["run_name"], config, machine_of(config)))

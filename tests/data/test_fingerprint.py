@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from olmo_ext.data.fingerprint import compare_fingerprints, data_fingerprint, evaluation_fingerprints
-from olmo_ext.data.order import orders_shared
+from olmo_ext.data.shared_orders import orders_shared
 from olmo_ext.errors import InputError
 from tests.data.helpers import make_values
 
@@ -144,6 +144,8 @@ def test_evaluation_sets_have_fingerprints_by_label(token_files: Files) -> None:
 
 
 def test_runs_of_a_sweep_that_share_an_order_are_found() -> None:
-    assert orders_shared([1, 2], 1) == []
-    assert orders_shared([1, 2], 2) == [((1, 1), (2, 0))]
-    assert orders_shared([6198, 6198], 3) == []
+    assert orders_shared({(1, 0): 1, (2, 0): 1}) == []
+    assert orders_shared({(1, 0): 2, (2, 0): 1}) == [((1, 1), (2, 0))]
+    assert orders_shared({(1, 0): 1, (2, 0): 2}) == []
+    assert orders_shared({(1, 0): 1, (4, 0): 1, (2, 2): 1}) == [((2, 2), (4, 0))]
+    assert orders_shared({(6198, 0): 3, (6198, 1): 2}) == []

@@ -125,10 +125,25 @@ def test_a_run_that_was_done_at_an_earlier_stop_goes_on_when_the_sweep_lets_it(p
     assert not is_finished(member.run.config, member.directory)
 
 
-def test_orders_of_the_data_that_are_the_same_are_told(project: Path) -> None:
-    found = findings(project, "seeds: [1, 2]\nseeds_change_data: true", ("max_duration=2ep",))
-    assert any("data.seed 1 epoch 1 and data.seed 2 epoch 0 are the same order" in text for text in found.warnings)
-    assert not findings(project, "seeds: [1, 2]", ("max_duration=2ep",)).warnings
+@pytest.mark.parametrize(
+    ("duration", "shares"),
+    [("1ep", False), ("2ep", True), ("4", False), ("5", True), ("256T", False), ("257T", True)],
+)
+def test_orders_of_the_data_that_are_the_same_are_told(project: Path, duration: str, shares: bool) -> None:
+    """Four steps, or 256 tokens, are an epoch here."""
+    same = "data.seed 1 epoch 1 and data.seed 2 epoch 0 are the same order of the data"
+    found = findings(project, "seeds: [1, 2]\nseeds_change_data: true", (f"max_duration={duration}",))
+    assert (same in found.warnings) is shares, found.warnings
+    sweep = load_sweep(project / "sweep.yaml", [f"max_duration={duration}"])
+    later = preflight(sweep, sweep.runs[1:], project / "runs" / sweep.name)
+    assert (same in later.warnings) is shares, "the first run is done: the second is compared with it all the same"
+    assert not findings(project, "seeds: [1, 2]", (f"max_duration={duration}",)).warnings
+
+
+def test_runs_that_begin_in_a_later_epoch_share_the_order_of_another_seed(project: Path) -> None:
+    text = "max_duration: 4\nruns: {a: {data.seed: 1, epoch: 1}, b: {data.seed: 2}}"
+    found = findings(project, text)
+    assert "data.seed 1 epoch 1 and data.seed 2 epoch 0 are the same order of the data" in found.warnings
 
 
 def test_a_warm_up_longer_than_the_run_is_told(project: Path) -> None:

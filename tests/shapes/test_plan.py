@@ -177,9 +177,10 @@ def test_seeds_that_share_an_order_are_named(tmp_path):
     sweep = tmp_path / "sweep.yaml"
     sweep.write_text(CONFIG + "axes: {model.rope_theta: [10000, 500000]}\nseeds: [1, 2]\nseeds_change_data: true\n")
     output = invoke(sweep).output
-    assert "data seeds 1 and 2 share orders: epoch 1 of seed 1 is epoch 0 of seed 2" in output
+    same = "data.seed 1 epoch 1 and data.seed 2 epoch 0 are the same order of the data"
+    assert f"{same}, if a run is longer than an epoch" in output
     sweep.write_text(CONFIG + "axes: {model.rope_theta: [10000, 500000]}\nseeds: [1, 2]\n")
-    assert "share orders" not in invoke(sweep).output
+    assert "same order" not in invoke(sweep).output
 
 
 def test_what_every_run_of_a_sweep_would_say_is_said_once(tmp_path):
