@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,32 @@ def damaged_files(manifest: CorpusManifest) -> list[str]:
     except (OSError, ValueError):
         damaged.append(TOKENIZER)
     return damaged
+
+
+def refuse_cut_files(paths: Iterable[str]) -> None:
+    """Token files that lie beside a corpus's manifest have the size that it says: one `stat` each.
+
+    :raises InputError: naming a file that has another.
+    """
+    manifests: dict[Path, CorpusManifest | None] = {}
+    for path in map(Path, paths):
+        if path.parent not in manifests:
+            try:
+                manifests[path.parent] = read_manifest(path.parent)
+            except InputError:
+                manifests[path.parent] = None  # no corpus of ours
+        manifest = manifests[path.parent]
+        if manifest is None or not path.is_file():
+            continue
+        token_bytes = int(manifest.dtype.removeprefix("uint")) // 8
+        expected = {split.file: split.tokens * token_bytes for split in manifest.splits.values()}
+        size = path.stat().st_size
+        if size != expected.get(path.name, size):
+            raise InputError(
+                f"{size:,} bytes, the corpus was made with {expected[path.name]:,}",
+                where=str(path),
+                right="the `olmo-ext data corpus` that made it writes it again",
+            )
 
 
 def corpus_config(directory: Path | str) -> dict[str, Any]:

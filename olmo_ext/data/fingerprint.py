@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from olmo_ext.data.corpus_manifest import refuse_cut_files
 from olmo_ext.data.repetition import RepetitionFilter
 from olmo_ext.data.subset import Subset, fingerprint_of
 from olmo_ext.data.tokens import TokenFile, check_dtype, inspect_files
@@ -81,8 +82,10 @@ def inspect_training_files(values: Mapping[str, Any]) -> list[TokenFile]:
     """Every token file of the config, looked at and checked."""
     data, model = values["data"], values["model"]
     kind = check_dtype(data["memmap_dtype"], model.get("vocab_size"), where="data.memmap_dtype")
+    paths = training_paths(data)
+    refuse_cut_files(paths)
     return inspect_files(
-        training_paths(data),
+        paths,
         dtype=kind,
         sequence_length=model["max_sequence_length"],
         vocabulary_size=model.get("vocab_size"),
@@ -146,6 +149,7 @@ def evaluation_fingerprints(values: Mapping[str, Any]) -> dict[str, str]:
             if path.name in PREPARED and not path.exists():
                 right = f"`olmo-ext eval --prepare {path.parent}` fetches the papers' sets"
                 raise InputError("no such file", where=str(path), right=right)
+        refuse_cut_files(paths)
         files = inspect_files(paths, dtype=kind, sequence_length=length, vocabulary_size=model.get("vocab_size"))
         content = [[file.num_bytes, file.sample] for file in files]
         found[evaluator["label"]] = fingerprint_of([content, section["memmap_dtype"], length])

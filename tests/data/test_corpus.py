@@ -350,6 +350,23 @@ def test_corpus_config_is_what_a_run_config_takes(tmp_path: Path) -> None:
     assert evaluator["data"]["datasets"] == {"validation": [str(tmp_path / "out" / "validation.bin")]}
 
 
+def test_a_corpus_file_that_was_cut_is_named_before_a_run_knows_it(tmp_path: Path) -> None:
+    """A first start has no fingerprint to compare with: it would train on less, without a word."""
+    from olmo_ext.config import load_run_config
+    from olmo_ext.data.fingerprint import data_fingerprint, evaluation_fingerprints
+
+    write_documents(tmp_path / "in", 40)
+    build_corpus(FileSource([tmp_path / "in"]), tmp_path / "out", tokenizer="bpe:300", validation_fraction=0.3)
+    model = {"d_model": 64, "n_heads": 4, "n_layers": 2, "max_sequence_length": 16}
+    values = load_run_config({"model": model, "data": {"corpus": tmp_path / "out"}}).values
+    data_fingerprint(values), evaluation_fingerprints(values)
+    for name, check in (("train.bin", data_fingerprint), ("validation.bin", evaluation_fingerprints)):
+        size = (tmp_path / "out" / name).stat().st_size
+        os.truncate(tmp_path / "out" / name, size - 64)
+        with pytest.raises(InputError, match=f"{name}: {size - 64:,} bytes, the corpus was made with {size:,}"):
+            check(values)
+
+
 def test_a_runs_own_config_loads_where_its_corpus_is_no_more(tmp_path: Path) -> None:
     """Its weights are exported, evaluated and compared, and the run goes on from where the corpus lies now."""
     from olmo_ext.config import load_run_config
