@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from olmo_ext.errors import EXIT_DONE, EXIT_FAILED
+from olmo_ext.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
 from olmo_ext.launch.worker import append_output_to
 from olmo_ext.rundir import RunDirectory
 
@@ -47,7 +47,6 @@ def torchrun_command(
     port: int,
     gpus: int,
     attempt: int,
-    handles_signals: bool,
 ) -> list[str]:
     """torchrun of one node; the first node's address is where all meet."""
     entry = Path(__file__).parent / "entry" / "rank.py"
@@ -64,7 +63,7 @@ def torchrun_command(
         f"--rdzv-conf=is_host={int(node == 0)},join_timeout={JOIN_SECONDS}",
         f"--local-addr={addresses[node]}",
         # SIGQUIT alone: whatever else Slurm sends reaches the workers, which know what to do.
-        *(["--signals-to-handle=SIGQUIT"] if handles_signals else []),
+        "--signals-to-handle=SIGQUIT",
         str(entry),
         str(run_directory),
     ]
@@ -123,9 +122,13 @@ def main() -> int:
     log = given.run_directory / "logs" / f"attempt{given.attempt}-node{node}.log"
     print(f"node {node}: output in {log}", flush=True)
     append_output_to(RunDirectory(given.run_directory), log.name)
-    handles_signals = torchrun_takes_signals()
-    if not handles_signals:
-        print("olmo-ext: this torchrun ends its workers 30 s after SIGTERM; the time limit's warning is not affected")
+    if not torchrun_takes_signals():
+        print(
+            "olmo-ext: this torchrun has no --signals-to-handle and would end its workers 30 s after SIGTERM, in the"
+            " middle of a save; torch 2.13 has it",
+            flush=True,
+        )
+        return EXIT_BAD_INPUT
     command = torchrun_command(
         given.run_directory,
         node=node,
@@ -133,7 +136,6 @@ def main() -> int:
         port=given.port,
         gpus=given.gpus,
         attempt=given.attempt,
-        handles_signals=handles_signals,
     )
     environment = {**os.environ, "OLMO_EXT_WORLD_SIZE": str(len(addresses) * given.gpus)}
     cpus = os.environ.get("SLURM_CPUS_PER_TASK", "")

@@ -298,3 +298,29 @@ def test_the_node_agent_asks_the_workers_until_they_are_gone_and_torchrun_surviv
         if agent.poll() is None:
             agent.kill()
             agent.wait()
+
+
+def test_the_installed_torchrun_takes_the_nodes_command_and_leaves_the_stop_signals_to_the_workers() -> None:
+    from torch.distributed.run import get_args_parser
+
+    from olmo_ext.launch.node_agent import torchrun_command, torchrun_takes_signals
+
+    assert torchrun_takes_signals()
+    command = torchrun_command(Path("a run"), node=1, addresses=["n0", "n1"], port=29500, gpus=8, attempt=2)
+    taken = get_args_parser().parse_args(command[3:])
+    assert taken.signals_to_handle == "SIGQUIT"
+    assert (taken.nnodes, taken.nproc_per_node, taken.rdzv_endpoint, taken.local_addr) == ("2", "8", "n0:29500", "n1")
+    assert taken.max_restarts == 0 and "is_host=0" in taken.rdzv_conf and taken.training_script_args == ["a run"]
+
+
+def test_a_torchrun_that_would_end_workers_in_a_save_is_not_started(tmp_path: Path) -> None:
+    start = (
+        "import sys; import olmo_ext.launch.node_agent as a; a.torchrun_takes_signals = lambda: False;"
+        "a.Agent.run = lambda *_: open('started', 'w'); sys.exit(a.main())"
+    )
+    given = ["run", "--attempt", "1", "--gpus", "1", "--port", "29500", "--addresses", "n0"]
+    ended = subprocess.run(
+        [sys.executable, "-c", start, *given], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    )
+    assert ended.returncode == 2 and not (tmp_path / "started").exists()
+    assert "has no --signals-to-handle" in (tmp_path / "run/logs/attempt1-node0.log").read_text()

@@ -114,6 +114,8 @@ def test_preemption_is_requeued_by_slurm(project: Project) -> None:
     project.wait_for_step("sweep/a", 3)
     project.sbatch("--partition=b200", "--exclusive", "--nodelist=b200-1", "--mem=0", "--wrap=sleep 3")
     wait_until(lambda: len(project.attempts("sweep/a")) == 2, "a second attempt")
+    # Attempt, and the step it goes on from: what the first has saved when it was told to leave.
+    assert project.attempts("sweep/a")[1][1] >= 3
     project.release()
     project.wait_until_gone("sweep")
     assert project.run("sweep/a").read_state().status == "done"
