@@ -15,7 +15,7 @@ import torch.distributed as dist
 from olmo.config import EvaluatorConfig, EvaluatorType, TrainConfig
 from olmo.data import DataCollator
 from olmo.eval import Evaluator, build_downstream_evaluator, label_to_task_map
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from olmo_ext.data.loader import TokenInstances
 from olmo_ext.data.tokens import TokenFile, TokenReader, check_dtype, inspect_files
@@ -182,18 +182,53 @@ def build_language_model_evaluator(
 
 
 def build_task_evaluator(cfg: TrainConfig, config: EvaluatorConfig, tokenizer: Any, device: torch.device) -> Evaluator:
-    """One of upstream's tasks, from the files in its wheel."""
+    """One of upstream's tasks, from the files in its wheel.
+
+    `subset_num_batches` counts batches of one device, as for perplexity, and takes whole items from the beginning:
+    upstream's cuts every rank's own batches, another subset on every number of ranks.
+    """
     built = build_downstream_evaluator(cfg, config, tokenizer, device)
     subset = built.subset_num_batches if built.subset_num_batches is not None else cfg.eval_subset_num_batches
-    whole = subset <= 0
-    samples = getattr(built.eval_loader.dataset, "samples", None)
+    loader: Any = built.eval_loader
+    if subset > 0 and subset * loader.batch_size < len(loader.dataset.samples):
+        loader = _of_first_items(loader, subset * loader.batch_size)
     return DownstreamEvaluator(
         label=built.label,
         type=built.type,
-        eval_loader=built.eval_loader,
+        eval_loader=loader,
         eval_metric=built.eval_metric,
-        subset_num_batches=built.subset_num_batches,
-        num_items=len({sample["doc_id"] for sample in samples}) if whole and samples else None,
+        subset_num_batches=-1,
+        num_items=len({sample["doc_id"] for sample in loader.dataset.samples}),
+    )
+
+
+def _of_first_items(loader: Any, num_samples: int) -> DataLoader:
+    """The loader of as many whole items (an item has a sample per continuation) as have so many samples, at least one.
+
+    :param loader: upstream's, whose dataset is cut.
+    """
+    dataset, sampler = loader.dataset, loader.sampler
+    number_of = Counter(sample["doc_id"] for sample in dataset.samples)
+    kept: set[Any] = set()
+    taken = 0
+    for item, number in number_of.items():
+        if kept and taken + number > num_samples:
+            break
+        kept.add(item)
+        taken += number
+    dataset.samples = [sample for sample in dataset.samples if sample["doc_id"] in kept]
+    return DataLoader(
+        dataset,
+        batch_size=loader.batch_size,
+        collate_fn=loader.collate_fn,
+        num_workers=loader.num_workers,
+        sampler=DistributedSampler(
+            dataset, num_replicas=sampler.num_replicas, rank=sampler.rank, shuffle=False, drop_last=sampler.drop_last
+        ),
+        pin_memory=loader.pin_memory,
+        prefetch_factor=loader.prefetch_factor,
+        persistent_workers=loader.persistent_workers,
+        timeout=loader.timeout,
     )
 
 

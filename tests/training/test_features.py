@@ -162,10 +162,14 @@ def test_groups_of_validation_data_and_a_subset_are_the_same_on_two_ranks(
     assert first["eval/held/CrossEntropyLoss"] == pytest.approx(by_hand.item(), rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("subset", "of_all", "items"), [(None, -1, 21), (0, 5, 21), (None, 5, 10), (3, -1, 6), (None, 11, 21)]
+)
 def test_a_task_has_the_same_score_and_item_count_on_one_and_two_ranks(
-    forked, on_ranks, config, tmp_path, metric_rows, monkeypatch
+    forked, on_ranks, config, tmp_path, metric_rows, monkeypatch, subset, of_all, items
 ):
-    """21 items of two continuations each: upstream's sampler repeats one to fill two ranks."""
+    """21 items of two continuations each: upstream's sampler repeats one to fill two ranks, and cuts each rank's own
+    batches for a subset."""
     from olmo.eval import downstream
 
     class Items:
@@ -202,7 +206,8 @@ def test_a_task_has_the_same_score_and_item_count_on_one_and_two_ranks(
     text = config(
         "max_duration=1",
         "device_eval_batch_size=4",
-        evaluators=[{"label": "twenty-one", "type": "downstream"}],
+        f"eval_subset_num_batches={of_all}",
+        evaluators=[{"label": "twenty-one", "type": "downstream", "subset_num_batches": subset}],
     )
     one, two = tmp_path / "one", tmp_path / "two"
     ended = forked(lambda: train(text, run_directory=one))
@@ -211,27 +216,8 @@ def test_a_task_has_the_same_score_and_item_count_on_one_and_two_ranks(
     assert [end.code for end in ended] == [0, 0], ended
     first, second = (metric_rows(run, "eval")[0]["values"] for run in (one, two))
     assert first == second
-    assert first["eval/downstream/twenty-one_items"] == 21
+    assert first["eval/downstream/twenty-one_items"] == items
     assert 0 < first["eval/downstream/twenty-one_acc"] < 1
-
-
-@pytest.mark.parametrize(
-    ("subset", "of_all", "items"), [(None, -1, 21), (-1, 5, 21), (0, 5, 21), (None, 5, None), (3, -1, None)]
-)
-def test_items_are_counted_where_the_whole_task_is_asked(config, monkeypatch, subset, of_all, items):
-    from types import SimpleNamespace
-
-    from olmo.config import EvaluatorType
-
-    from olmo_ext.training import evaluators
-
-    samples = [{"doc_id": number // 2} for number in range(42)]
-    loader = SimpleNamespace(dataset=SimpleNamespace(samples=samples))
-    built = SimpleNamespace(label="t", type=EvaluatorType.downstream, eval_loader=loader, eval_metric=None)
-    built.subset_num_batches = subset
-    monkeypatch.setattr(evaluators, "build_downstream_evaluator", lambda *arguments: built)
-    cfg = SimpleNamespace(eval_subset_num_batches=of_all)
-    assert evaluators.build_task_evaluator(cfg, None, None, torch.device("cpu")).num_items == items
 
 
 @pytest.mark.parametrize(
