@@ -3,7 +3,9 @@
     u = z + Attention(norm(z));  h_0 = u;  h_{i+1} = h_i + MLP_i(norm_i(h_i));  z' = h_K
 
 With `norm_after` (OLMo-2's placement) the norm acts on each sub-MLP's output instead, before its residual add:
-h_{i+1} = h_i + norm_i(MLP_i(h_i)). That form is our extension; the paper's formula is pre-norm.
+h_{i+1} = h_i + norm_i(MLP_i(h_i)). That form is our extension; the paper's formula is pre-norm. Every sub-MLP then adds
+an update of unit RMS at initialisation, so that the residual's variance grows as L (1 + K) where a conventional stack's
+grows as 2 L.
 """
 
 from __future__ import annotations

@@ -42,10 +42,15 @@ def members_of(sweep: Sweep, runs_directory: Path) -> list[Member]:
 def _refuse_another_config(run: SweepRun, directory: RunDirectory) -> None:
     if differences := differences_from(directory, run.config):
         more = f" and {len(differences) - 4} more" if len(differences) > 4 else ""
+        right = "another sweep name or --runs-directory, or remove the folder if it is not needed"
+        if all(text.startswith("max_duration: ") for text in differences):
+            right = (
+                "another sweep name; `olmo-ext train ... --run-directory FOLDER --extend` continues one run for longer"
+            )
         raise InputError(
             f"the folder holds a run of another config: {'; '.join(differences[:4])}{more}",
             where=str(directory.path),
-            right="another sweep name or --runs-directory, or remove the folder if it is not needed",
+            right=right,
         )
 
 

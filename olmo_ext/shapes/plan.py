@@ -170,7 +170,7 @@ def _memory_plans(
 
 
 def shape_warnings(config: RunConfig) -> list[str]:
-    """Sizes that hardware dislikes, and embeddings that outweigh the body."""
+    """Sizes that hardware dislikes, embeddings that outweigh the body, and stacks that begin louder than others."""
     shape, counts = config.shape, config.counts
     warnings = _width_warnings(shape)
     for head_dim in sorted({layer.attention.head_dim for layer in shape.layers}):
@@ -180,6 +180,12 @@ def shape_warnings(config: RunConfig) -> list[str]:
         # Without the figures, which stand with the parameters: the runs of a sweep then share one sentence.
         warnings.append(
             "embedding and head hold more parameters than the body: equal non-embedding parameters are not equal models"
+        )
+    stacked = max(layer.ffn.num_sub_mlps for layer in shape.layers)
+    if shape.norm_after and stacked > 1:
+        warnings.append(
+            f"norm_after with {stacked} sub-MLPs a layer: each adds an update of unit size at initialisation, the"
+            " residual's variance grows as L (1 + K); the hourglass paper has norm_after: false"
         )
     return warnings
 

@@ -236,7 +236,11 @@ def main() -> None:
         except Exception as error:  # noqa: BLE001
             reason = " ".join(str(error).split())[:300]
     if dropped:
-        events.send("warning", text=f"{dropped} rows of steps below {floor} were sent by an earlier attempt: kept once")
+        events.send(
+            "warning",
+            text=f"{dropped} rows of steps below {floor} stay as an earlier attempt has sent them; `olmo-ext sync` says"
+            " whether they differ",
+        )
     _arm(message["seconds"])
     try:
         if message["finish"] == EXIT_REQUEUE:

@@ -18,6 +18,7 @@ from olmo_ext.launch.preflight import preflight
 from olmo_ext.launch.rule import Placement, estimate, node_settings
 from olmo_ext.launch.sweep import load_sweep
 from olmo_ext.nodes import load_hardware
+from olmo_ext.rundir import MetricsRow
 from olmo_ext.training.run import is_finished
 
 BASE = """
@@ -123,6 +124,20 @@ def test_a_run_that_was_done_at_an_earlier_stop_goes_on_when_the_sweep_lets_it(p
     state = member.directory.read_state()
     assert (state.status, state.step, state.attempt) == ("pending", 3, 1)
     assert not is_finished(member.run.config, member.directory)
+
+
+def test_a_longer_sweep_over_runs_that_began_names_the_way_to_go_on(project: Path) -> None:
+    (project / "sweep.yaml").write_text("base: base.yaml")
+    (member,) = members_of(load_sweep(project / "sweep.yaml"), project / "runs")
+    prepare(load_sweep(project / "sweep.yaml"), project / "runs", [member])
+    member.directory.append_metrics(MetricsRow(kind="train", attempt=1, step=5))
+    for line, right in (
+        ("max_duration: 9", "--extend` continues one run for longer"),
+        ("max_duration: 9\nseed: 8", "another sweep name or --runs-directory"),
+    ):
+        (project / "sweep.yaml").write_text(f"base: base.yaml\n{line}")
+        with pytest.raises(InputError, match=right):
+            members_of(load_sweep(project / "sweep.yaml"), project / "runs")
 
 
 @pytest.mark.parametrize(

@@ -149,6 +149,11 @@ def test_micro_batch_that_fits_falls_with_memory_and_rises_with_checkpointing():
         (["model.ffn.d_ff=520", "budget=null"], "d_ff 520 is no multiple of 64"),
         (["model.attention.head_dim=36", "budget=null"], "head_dim 36 is no multiple of 8"),
         (["scheduler.t_warmup=500"], "peak learning rate is never reached"),
+        (["stop_at=50"], "the last learning rate is not the schedule's end"),
+        (
+            ["model.norm_after=true", "model.ffn={type: hourglass, d_ff: 64, num_sub_mlps: 3}", "budget=null"],
+            "the residual's variance grows as L (1 + K)",
+        ),
         (
             ["model.attention={type: titans, chunk_size: 100000}", "budget=null"],
             "chunk_size 100000 is longer than max_sequence_length",
