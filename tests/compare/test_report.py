@@ -270,6 +270,20 @@ def test_thinning_keeps_ends_and_extremes_and_means_stay_within(tmp_path: Path) 
     assert extremes(tokens[:50], value[:50], 133).tolist() == list(range(50))
 
 
+def test_the_page_of_fifty_runs_stays_below_six_megabytes_however_long_they_are(tmp_path: Path) -> None:
+    sizes = []
+    for steps in (600, 1800):
+        shape = make_shape(d_model=128, n_layers=8)
+        groups = {
+            f"g{number:02d}": {"final": [3.0, 3.01], "steps": steps, "evaluations": 50, "shape": shape}
+            for number in range(25)
+        }
+        result = compare_sweep(read_sweep(make_sweep(tmp_path / str(steps), groups, baseline="g00", seeds=(1, 2))))
+        sizes.append(write_report(result, tmp_path / f"{steps}.html"))
+    # plotly is most of it; the rest is thinned curves.
+    assert sizes[1] < 6e6 and sizes[1] < 1.02 * sizes[0], sizes
+
+
 def test_a_large_sweep_names_few_groups_the_baseline_and_the_best_among_them(tmp_path: Path) -> None:
     groups = {f"g{number:02d}": {**SHORT, "final": 3 + 0.01 * number} for number in range(20)}
     result = compare_sweep(read_sweep(make_sweep(tmp_path / "s", groups, baseline="g10", seeds=[1])))

@@ -140,24 +140,29 @@ def test_a_write_that_fails_in_the_background_stops_all_ranks_and_the_older_one_
     assert (run / "checkpoints/latest").resolve().name == "step2"
 
 
-def test_a_signal_during_a_background_write_ends_with_the_checkpoint_of_its_step(forked, config, tmp_path):
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_signal_during_a_background_write_ends_with_one_checkpoint_of_its_step(
+    forked, on_ranks, config, tmp_path, number
+):
+    """The last rank alone is told, in the middle of the write of step 2: all agree on step 3."""
     run = tmp_path / "run"
 
-    def child():
+    def child(rank: int = 0):
         from olmo_ext.training.session import Session
 
         in_background(after='"step": 3')
         original = Session.wants_metrics
 
         def wants(self: Session, step: int) -> bool:
-            if step == 3:
+            if step == 3 and rank == number - 1:
                 os.kill(os.getpid(), signal.SIGUSR2)
             return original(self, step)
 
         Session.wants_metrics = wants  # type: ignore[method-assign]
         return train(config("save_interval=2", "max_duration=50"), run_directory=run)
 
-    ended = forked(child)
-    assert ended.code == 75, ended.output
+    ended = [forked(child)] if number == 1 else on_ranks(2, child)
+    assert {end.code for end in ended} == {75}, ended
     assert RunDirectory(run).read_state().step == 3
-    assert (run / "checkpoints/step3/complete.json").is_file()
+    complete = sorted(path.parent.name for path in run.glob("checkpoints/*/complete.json"))
+    assert complete == ["latest", "step2", "step3"] and len(list((run / "checkpoints").iterdir())) == 3
