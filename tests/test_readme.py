@@ -80,6 +80,7 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.timeout(2400)
 def test_every_command_of_the_readme_runs_in_its_order(scratch: Path) -> None:
     for command in COMMANDS:
         if command in IN_CI or command.startswith("sbatch"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -12,8 +13,19 @@ import pytest
 
 from olmo_ext.compare import offline_file, sync
 from olmo_ext.errors import InputError
+from olmo_ext.launch.node_agent import children_of
 from olmo_ext.rundir import RunDirectory, RunState
-from tests.compare.wandb_runs import LOSS, add_system_record, attempt, command, framed, make, row, sweep_file
+from tests.compare.wandb_runs import (
+    LOSS,
+    add_system_record,
+    attempt,
+    command,
+    framed,
+    gone_within,
+    make,
+    row,
+    sweep_file,
+)
 from tests.wandb_server import WandbServer
 
 
@@ -176,13 +188,18 @@ def test_a_segment_torn_by_sigkill_is_repaired_into_a_copy_and_its_rest_is_sent(
     run = make(tmp_path / "run")
     logger = attempt(run, 1, range(1, 400), state="failed", kill=True)
     [path] = offline_file.find_files(run.wandb)
-    for _ in range(100):  # Until wandb has written its first records.
-        if path.exists() and len(offline_file.scan(path).records) > 20:
-            break
+    deadline = time.monotonic() + 120
+    while not (path.exists() and len(offline_file.scan(path).records) > 20):
+        assert time.monotonic() < deadline, "wandb has written nothing"
         time.sleep(0.1)
+    # wandb's own service leads a session of its own, and might write once more.
+    services = children_of(logger._writer.process.pid)
     os.killpg(logger._writer.process.pid, signal.SIGKILL)
     logger._writer.process.wait()
-    time.sleep(0.3)
+    for service in services:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(service, signal.SIGKILL)
+        assert gone_within(service, 60)
     whole = path.read_bytes()
     path.write_bytes(whole[:-11])  # Flushes are whole records most of the time: tear one for certain.
     intact = len(offline_file.scan(path).records)
@@ -260,7 +277,7 @@ def test_a_server_that_is_away_is_exit_code_1_within_seconds(server, tmp_path):
     begun = time.monotonic()
     failed = command(["sync", str(run.path), "--seconds", "4"], server.environment(tmp_path / "home"))
     assert failed.returncode == 1 and "did not go up: run" in failed.stderr
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - begun < 90
     assert not (run.wandb / sync.LEDGER).exists()
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -87,12 +88,26 @@ def attempt(
         line = row(number, step, offset)
         run.append_metrics(line)
         logger.log(line.values, step=step, tokens=line.tokens, flops=line.flops, when=line.time)
-    if kill:
-        logger._writer.became_ready.wait(30)
-    else:
+    if log:
+        # Starting wandb takes as long as the machine needs; the limits of `finish` are not for that.
+        logger._writer.became_ready.wait(120)
+    if not kill:
         logger.finish(0)
     run.write_state(RunState(status=state, attempt=number, step=steps.stop - 1))
     return logger
+
+
+def gone_within(pid: int, seconds: float) -> bool:
+    """Whether a process has ended by then, its parent's leave taken or not."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.05)
+    return False
 
 
 def framed(data: bytes, record: bytes) -> bytes:

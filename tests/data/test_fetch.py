@@ -100,7 +100,7 @@ def test_the_subset_is_byte_for_byte_the_sources_first_instances(
     local: SourceManifest, source: Path, server: FileServer, expected: bytes, tmp_path: Path
 ) -> None:
     manifest, _ = over_http(local, source, server)
-    server.body_bytes = 0
+    server.body_bytes = server.connections = 0
     report = fetch(tmp_path / "subset", manifest, memory=3 * COUNT * BYTES)
     assert content_of(tmp_path / "subset") == expected
     assert report.complete and report.kept_bytes == COUNT * BYTES
@@ -484,7 +484,7 @@ def test_a_survey_resumes_and_names_what_is_missing_or_changed(
         survey_to(found, output, stores=quick())
     assert not output.exists()
     server.requests, server.fault = 0, lambda path, number: None
-    manifest = survey_to(found, output, stores=quick())
+    manifest = survey_to(found, output)
     assert server.requests == 2, "only the two that did not answer are asked again"
     assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
     assert manifest.fingerprint == local.fingerprint == SourceManifest.read(output).fingerprint

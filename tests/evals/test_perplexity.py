@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +82,6 @@ def _score_on_rank(rank: int, folder: str) -> None:
 
 
 def test_21_items_on_two_ranks_give_the_number_of_one(tmp_path: Path) -> None:
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     context = torch.multiprocessing.get_context("fork")
     workers = [context.Process(target=_score_on_rank, args=(rank, str(tmp_path))) for rank in range(2)]
     for worker in workers:

@@ -50,7 +50,7 @@ def test_lm_eval_scores_the_folder_without_network(exported, tmp_path):
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1000,
     )
     assert result.returncode == 0, result.stderr[-2000:]
     report = json.loads(next((tmp_path / "out").rglob("results_*.json")).read_text())

@@ -30,6 +30,7 @@ def prompts(rows=2):
     return torch.randint(2, 300, (rows, 9), generator=torch.Generator().manual_seed(7))
 
 
+@pytest.mark.timeout(1200)
 def test_the_folders_code_runs_where_our_package_is_not(exported, tmp_path):
     import os
 
@@ -41,7 +42,7 @@ def test_the_folders_code_runs_where_our_package_is_not(exported, tmp_path):
         env={**os.environ, "HF_HOME": str(tmp_path / "hf")},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1000,
     )
     assert result.returncode == 0, result.stderr[-2000:]
     expected = load_model_from_run(run)[0](torch.arange(2, 40)[None]).logits

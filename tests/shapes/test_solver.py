@@ -310,7 +310,7 @@ def test_an_option_that_some_shapes_satisfy_is_a_constraint():
     assert "(attention: n_kv_heads 2 belongs to the forms with attention, mag and mal)" in str(shared.exception)
 
 
-def test_a_width_that_an_ffn_type_refuses_is_no_shape():
+def test_a_width_that_an_ffn_type_refuses_is_no_shape(monkeypatch):
     from olmo_ext.blocks.conventional import MLPType
     from olmo_ext.blocks.registry import FFN_TYPES
 
@@ -320,7 +320,7 @@ def test_a_width_that_an_ffn_type_refuses_is_no_shape():
         def check(self, spec, d_model):
             return None if all(width % 3 == 0 for width in spec.d_ff) else "d_ff is no multiple of 3"
 
-    FFN_TYPES.add(Thirds)
+    monkeypatch.setitem(FFN_TYPES._types, Thirds.name, Thirds())
     plain = problem(target=M, tolerance=0.05, layers=(3, 4), d_model=(64, 96), multiple_of=8)
     for taper in (None, Taper(schedule="cosine", start=1.5, end=0.5, multiple_of=8)):
         free, found = (
@@ -417,7 +417,7 @@ def test_a_total_that_would_be_reckoned_otherwise_than_the_configs_is_refused(ke
     assert invoke("--like", str(path), "--layers", "4", "--d-model", "128").exit_code == 0
 
 
-def test_parameters_beside_matrices_of_a_type_of_ones_own_count_in_a_total():
+def test_parameters_beside_matrices_of_a_type_of_ones_own_count_in_a_total(monkeypatch):
     from olmo_ext.blocks.conventional import MLPType
     from olmo_ext.blocks.registry import FFN_TYPES
 
@@ -427,14 +427,14 @@ def test_parameters_beside_matrices_of_a_type_of_ones_own_count_in_a_total():
         def vector_parameters(self, d_model, d_ff, spec):
             return 7 * d_ff + d_model
 
-    FFN_TYPES.add(Scaled)
+    monkeypatch.setitem(FFN_TYPES._types, Scaled.name, Scaled())
     asked = problem(quantity="total", target=M, tolerance=0.05, layers=(3, 4), d_model=(64, 128), num_sub_mlps=(1, 2))
     asked = replace(asked, ffn_type="test-scaled", embedding_size=512)
     found = search(asked).solutions
     assert len(found) > 5 and all(item.actual == count(shape_of(asked, item)).total for item in found)
 
 
-def test_a_type_of_ones_own_is_searched_by_its_own_matrices():
+def test_a_type_of_ones_own_is_searched_by_its_own_matrices(monkeypatch):
     from olmo_ext.blocks.registry import FFN_TYPES, FFNType
 
     class Bottleneck(FFNType):
@@ -447,7 +447,7 @@ def test_a_type_of_ones_own_is_searched_by_its_own_matrices():
         def build(self, d_model, d_ff, spec, config):
             raise NotImplementedError
 
-    FFN_TYPES.add(Bottleneck)
+    monkeypatch.setitem(FFN_TYPES._types, Bottleneck.name, Bottleneck())
     found = search(problem(target=M, tolerance=0.01, layers=(4,), d_model=(128,), ffn_type="test-bottleneck"))
     best = found.solutions[0]
     assert best.ffn == 4 * (2 * 128 + 32) * best.d_ff

@@ -141,7 +141,7 @@ def test_two_attempts_without_progress_stop_the_run(project: Project) -> None:
     for attempt in (1, 2):
         wait_until(lambda n=attempt: len(project.attempts("sweep/a")) == n, f"attempt {attempt}")
         scontrol("requeue", project.job("sweep/a"))
-    project.wait_until_gone("sweep", seconds=60)
+    project.wait_until_gone("sweep")
     state = project.run("sweep/a").read_state()
     assert state.status == "failed" and "2 attempts without progress beyond step 0" in state.reason
     assert len(project.attempts("sweep/a")) == 2

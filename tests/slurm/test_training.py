@@ -79,6 +79,7 @@ def test_two_nodes_of_two_ranks_are_one_run_of_world_size_four(project_with_trai
 
 
 SLOW_FFN = """
+import os
 import time
 
 from olmo_ext.blocks.registry import FFNType, register_ffn
@@ -101,7 +102,8 @@ class Slow(FFNType):
                 self.ff_out = nn.Linear(d_ff, d_model, bias=config.include_bias, device=config.init_device)
 
             def forward(self, x):
-                time.sleep(0.12)
+                if os.path.exists("HOLD"):
+                    time.sleep(0.25)
                 return self.ff_out(self.ff_proj(x).relu())
 
         return Module()
@@ -112,9 +114,10 @@ def test_the_time_limit_saves_requeues_and_ends_with_the_weights_of_an_uninterru
     project_with_training: Project,
 ) -> None:
     project = project_with_training
-    project.write("slow_ffn.py", SLOW_FFN)
-    # Slurm looks at time limits every 30 seconds and warns up to 30 seconds early: after 25 to 55 seconds here.
-    # The layers sleep for 72 seconds in all, so that the fastest machine is warned before it is done.
+    hold = project.path / "hold"
+    project.write("slow_ffn.py", SLOW_FFN.replace("HOLD", str(hold)))
+    # Slurm looks at time limits every 30 seconds and warns up to 30 seconds early: after 85 to 115 seconds here.
+    # The layers would sleep for 150 seconds in all, so that the fastest machine is warned before it is done.
     project.site('SBATCH_OPTIONS="--signal=B:USR1@5"')
     steps = 300
     for name in ("straight", "limited"):
@@ -124,9 +127,12 @@ def test_the_time_limit_saves_requeues_and_ends_with_the_weights_of_an_uninterru
             "runs: {a: {seed: 1, model.ffn.type: slow}}\n",
         )
     project.launch("straight.yaml", "--time", "1h")
-    project.wait_for_step("straight/a", 1)
-    project.launch("limited.yaml", "--time", "60s", "--no-compare")
-    project.wait_until_gone("straight", "limited", seconds=400)
+    project.wait_until_gone("straight", seconds=400)
+    hold.touch()
+    project.launch("limited.yaml", "--time", "2m", "--no-compare")
+    wait_until(lambda: project.verdicts("limited/a"), "the end of the first attempt", 300)
+    hold.unlink()
+    project.wait_until_gone("limited", seconds=400)
     attempts = project.attempts("limited/a")
     assert len(attempts) >= 2 and 0 < attempts[-1][1] < steps
     assert project.verdicts("limited/a") == ["requeue"] * (len(attempts) - 1) + ["done"]

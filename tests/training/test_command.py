@@ -19,7 +19,7 @@ from olmo_ext.rundir import RunDirectory
 ROOT = Path(__file__).parents[2]
 
 
-def wait_for_step(run: Path, step: int, process: subprocess.Popen, *, seconds: float = 90) -> None:
+def wait_for_step(run: Path, step: int, process: subprocess.Popen, *, seconds: float = 300) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and process.poll() is None:
         if any(row.step >= step for row in RunDirectory(run).read_metrics()):
@@ -41,7 +41,7 @@ def test_torchrun_stopped_by_a_signal_is_continued_by_one_process(config, tmp_pa
     try:
         wait_for_step(run, 5, process)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) != 0
+        assert process.wait(timeout=180) != 0
     finally:
         if process.poll() is None:
             process.kill()
@@ -56,7 +56,7 @@ def test_torchrun_stopped_by_a_signal_is_continued_by_one_process(config, tmp_pa
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=tmp_path, text=True) as one:
         wait_for_step(run, state.step + 1, one)
         one.send_signal(signal.SIGUSR1)
-        output = one.communicate(timeout=60)[0]
+        output = one.communicate(timeout=180)[0]
     assert one.returncode == 75, output
     assert f"continuing from {run}/checkpoints/step{state.step}" in output and "Traceback" not in output
     after = RunDirectory(run).read_state()

@@ -386,7 +386,7 @@ def test_the_run_saves_before_its_time_limit(forked, config, tmp_path):
     began = time.monotonic()
     ended = forked(lambda: train(text, run_directory=run))
     assert ended.code == 75, ended.output
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
     state = RunDirectory(run).read_state()
     assert state.status == "requeued" and state.reason == "time limit" and state.step > 0
     saved = json.loads((run / f"checkpoints/step{state.step}/train_state.json").read_text())
