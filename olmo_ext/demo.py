@@ -45,7 +45,7 @@ def demo_commands(*, directory: Path, report: Path, smoke: bool) -> list[list[st
 def demo(report: Path, directory: Path, smoke: bool) -> None:
     """Train a conventional, an hourglass and a tapered model of equal size on this machine and compare them.
 
-    Three paired seeds each, about ten minutes on two CPU cores. Called again, it does only what is missing.
+    Three paired seeds each, about six minutes on two CPU cores. Called again, it does only what is missing.
     """
     from olmo_ext.cli import cli
 
