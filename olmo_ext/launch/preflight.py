@@ -107,7 +107,8 @@ def _check_run(sweep: Sweep, run: SweepRun, placement: Placement | None, finding
 
 def _data_key(run: SweepRun) -> str:
     values = run.config.values
-    needed = [values[key] for key in ("data", "evaluators", "max_duration", "stop_at", "global_train_batch_size")]
+    length = ("max_duration", "stop_at", "stop_after", "load_path", "reset_trainer_state", "global_train_batch_size")
+    needed = [values[key] for key in ("data", "evaluators", *length)]
     return json.dumps([needed, values["model"]["max_sequence_length"], values["model"]["vocab_size"]], default=str)
 
 
