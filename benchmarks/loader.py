@@ -49,6 +49,9 @@ def values_of(paths: list[str] | None, arguments: argparse.Namespace, *, filtere
         "global_train_batch_size": arguments.batch_size,
         "max_duration": "1ep",
         "stop_at": None,
+        "stop_after": None,
+        "load_path": None,
+        "reset_trainer_state": False,
     }
 
 

@@ -16,6 +16,9 @@ def make_values(paths: list[Path] | None = None, *, length: int = 16, **changes:
         "global_train_batch_size": 8,
         "max_duration": 4,
         "stop_at": None,
+        "stop_after": None,
+        "load_path": None,
+        "reset_trainer_state": False,
     }
     for name, value in changes.items():
         values[name if name in values else "data"] = value if name in values else {**values["data"], name: value}

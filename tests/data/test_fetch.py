@@ -137,6 +137,9 @@ def test_training_on_the_subset_is_training_on_olmos_own_data_set(
         "global_train_batch_size": batch,
         "max_duration": 40,
         "stop_at": None,
+        "stop_after": None,
+        "load_path": None,
+        "reset_trainer_state": False,
     }
     for rank in range(world_size):
         theirs = IterableDataset(

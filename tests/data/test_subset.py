@@ -67,6 +67,9 @@ def values_for(directory: Path, **changes: Any) -> dict[str, Any]:
         "global_train_batch_size": 10,
         "max_duration": 100,
         "stop_at": None,
+        "stop_after": None,
+        "load_path": None,
+        "reset_trainer_state": False,
     }
     return {**values, **changes}
 
