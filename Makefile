@@ -43,6 +43,7 @@ test-slurm: $(DEV_STAMP)
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 
 types: $(DEV_STAMP)
 	$(BIN)/mypy

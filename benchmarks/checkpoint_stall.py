@@ -98,7 +98,7 @@ def stalls(saves: int, parameters: int, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    from olmo_ext.quantities import parse_count
+    from olmo_ext.base.quantities import parse_count
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parameters", type=parse_count, default=50_000_000)

@@ -74,7 +74,7 @@ def measure_training(
     config: Any, *, device: str, compiled: bool, batch: int, length: int, steps: int, deadline: float
 ) -> dict[str, Any]:
     """Median seconds of a training step after warm-up, and what follows from them."""
-    from olmo_ext.nodes import peak_flops_of_device
+    from olmo_ext.base.nodes import peak_flops_of_device
     from olmo_ext.upstream import build_model, compile_blocks
 
     torch.backends.cuda.matmul.allow_tf32 = True

@@ -22,7 +22,7 @@ from torch import nn
 import olmo_ext.upstream  # noqa: F401  (silences and checks upstream)
 from olmo_ext.blocks.block import ShapedBlock
 from olmo_ext.blocks.initialise import Branches
-from olmo_ext.shapes.model import AttentionSpec, FFNSpec, LayerShape
+from olmo_ext.shapes.layers import AttentionSpec, FFNSpec, LayerShape
 
 
 class HourglassStack(nn.Module):

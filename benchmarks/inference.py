@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from shapes import SIZES, run_configs
 
-from olmo_ext.config import load_run_config
-from olmo_ext.export.configs import hugging_face_config
-from olmo_ext.export.hf.configuration_olmo_ext import OlmoExtConfig
-from olmo_ext.export.hf.modeling_olmo_ext import CACHE_KEY, OlmoExtForCausalLM
+from olmo_ext.config.run_config import load_run_config
+from olmo_ext.hf.configs import hugging_face_config
+from olmo_ext.hf.configuration_olmo_ext import OlmoExtConfig
+from olmo_ext.hf.modeling_olmo_ext import CACHE_KEY, OlmoExtForCausalLM
 
 
 def build(config: Any, *, device: str, dtype: torch.dtype, length: int) -> OlmoExtForCausalLM:

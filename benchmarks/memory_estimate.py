@@ -56,7 +56,7 @@ MICRO_BATCH = 8
 
 def run_config(case: str) -> tuple[Any, str | None]:
     """The case's config and its checkpointing strategy."""
-    from olmo_ext.config import load_run_config
+    from olmo_ext.config.run_config import load_run_config
 
     model = dict(CASES[case])
     checkpointing = model.pop("_checkpointing", None)
@@ -117,7 +117,7 @@ def main() -> int:
     if arguments.case:
         print(json.dumps({"measured": measure(arguments.case)}))
         return 0
-    from olmo_ext.quantities import format_bytes
+    from olmo_ext.base.quantities import format_bytes
     from olmo_ext.shapes.memory import StepSettings, estimate_memory
 
     worst = 0.0

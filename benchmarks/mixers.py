@@ -25,8 +25,8 @@ from torch import nn
 
 import olmo_ext.upstream  # noqa: F401  (silences and checks upstream)
 from olmo_ext.blocks.initialise import Branches, initialise
-from olmo_ext.blocks.registry import ATTENTION_TYPES
-from olmo_ext.shapes.model import AttentionSpec
+from olmo_ext.shapes.layers import AttentionSpec
+from olmo_ext.shapes.registry import ATTENTION_TYPES
 
 HEAD_DIM = 64
 CHUNK = 64

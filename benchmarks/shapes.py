@@ -30,7 +30,7 @@ def run_configs(size: str, *, sequence_length: int) -> dict[str, Any]:
     The gated shape pays for its gate (heads * head_dim * d_model) with d_ff, as the paper does; the hourglass has four
     sub-MLPs of a quarter of the width each, so that d and L stay.
     """
-    from olmo_ext.config import load_run_config
+    from olmo_ext.config.run_config import load_run_config
 
     numbers = dict(SIZES[size])
     d_ff, vocabulary = numbers.pop("d_ff"), numbers.pop("vocab_size")

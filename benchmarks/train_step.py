@@ -71,9 +71,9 @@ class PlainTraining:
 
 
 def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    from olmo_ext.config import load_run_config
-    from olmo_ext.training.run import train
+    from olmo_ext.config.run_config import load_run_config
     from olmo_ext.training.session import Session
+    from olmo_ext.training.train import train
 
     instances = (options.steps + 2) * options.tokens // LENGTH
     tokens = np.random.default_rng(0).integers(0, VOCABULARY, size=instances * LENGTH, dtype=np.uint16)

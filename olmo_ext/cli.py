@@ -2,48 +2,42 @@
 
 from __future__ import annotations
 
-import errno
 import importlib
 import os
 import sys
 
 import click
 
-from olmo_ext.errors import EXIT_BAD_INPUT, EXIT_FAILED, OlmoExtError
+from olmo_ext.base.errors import EXIT_BAD_INPUT, EXIT_FAILED, OlmoExtError, unexpected
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "plan": (
-        "olmo_ext.shapes.plan_command:plan",
+        "olmo_ext.plan.plan_command:plan",
         "Counts, memory and cost of a config or sweep, before a GPU hour.",
     ),
-    "solve": ("olmo_ext.shapes.solve_command:solve", "Search shapes of equal budget."),
-    "data": ("olmo_ext.data.command:data", "Corpus, official order, subsets."),
-    "train": ("olmo_ext.training.command:train", "Train one run on this machine."),
-    "launch": ("olmo_ext.launch.command:launch", "Run a sweep, locally or on Slurm."),
-    "status": ("olmo_ext.launch.command:status", "What each run of a sweep is doing."),
-    "cancel": ("olmo_ext.launch.command:cancel", "Stop the runs of a sweep."),
+    "solve": ("olmo_ext.solve.solve_command:solve", "Search shapes of equal budget."),
+    "data": ("olmo_ext.data.data_command:data", "Corpus, official order, subsets."),
+    "train": ("olmo_ext.training.train_command:train", "Train one run on this machine."),
+    "launch": ("olmo_ext.launch.launch_command:launch", "Run a sweep, locally or on Slurm."),
+    "status": ("olmo_ext.launch.launch_command:status", "What each run of a sweep is doing."),
+    "cancel": ("olmo_ext.launch.launch_command:cancel", "Stop the runs of a sweep."),
     "compare": (
-        "olmo_ext.compare.command:compare",
+        "olmo_ext.compare.compare_command:compare",
         "What is better, by how much, how surely; writes the report.",
     ),
-    "dashboard": ("olmo_ext.compare.command:dashboard", "Build the sweep's W&B workspace and report."),
-    "sync": ("olmo_ext.compare.command:sync", "Upload offline W&B segments, in order and once."),
-    "eval": ("olmo_ext.evals.command:evaluate", "Perplexity, downstream tasks, long context."),
-    "diagnose": ("olmo_ext.evals.command:diagnose", "Per-layer geometry of a run or a Hugging Face model."),
-    "generate": ("olmo_ext.evals.command:generate", "Continue a prompt with a trained run."),
-    "export": ("olmo_ext.export.command:export", "Write a verified Hugging Face model folder."),
+    "dashboard": ("olmo_ext.compare.compare_command:dashboard", "Build the sweep's W&B workspace and report."),
+    "sync": ("olmo_ext.compare.compare_command:sync", "Upload offline W&B segments, in order and once."),
+    "eval": ("olmo_ext.evals.eval_command:evaluate", "Perplexity, downstream tasks, long context."),
+    "diagnose": ("olmo_ext.evals.eval_command:diagnose", "Per-layer geometry of a run or a Hugging Face model."),
+    "generate": ("olmo_ext.evals.eval_command:generate", "Continue a prompt with a trained run."),
+    "export": ("olmo_ext.export.export_command:export", "Write a verified Hugging Face model folder."),
     "import": (
-        "olmo_ext.export.command:import_",
+        "olmo_ext.export.export_command:import_",
         "Read a Hugging Face folder or an OLMo checkpoint as a run.",
     ),
     "demo": ("olmo_ext.demo:demo", "Train and compare three small shapes on this machine."),
 }
 """Command name -> (module:attribute, one line of help). The help line stands here so that --help imports nothing."""
-
-UNUSABLE_FILE = (
-    *(errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.EROFS),
-    *(errno.ENAMETOOLONG, errno.ELOOP),
-)
 
 
 class LazyGroup(click.Group):
@@ -77,20 +71,6 @@ def usage_line(error: click.ClickException) -> str:
     text = " ".join(error.format_message().split())
     context = getattr(error, "ctx", None)
     return text if context is None else f"{text}; `{context.command_path} --help` shows what is right"
-
-
-def unexpected(error: Exception) -> tuple[int, str]:
-    """Exit code and line for an error that no part of the program has put into words.
-
-    A file that was named and cannot be used is bad input; anything else is failed work.
-    """
-    if isinstance(error, OSError) and error.strerror:
-        code = EXIT_BAD_INPUT if error.errno in UNUSABLE_FILE else EXIT_FAILED
-        return code, f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
-    text = " ".join(str(error).split())
-    if os.strerror(errno.ENOSPC) in text:  # what is no OSError where it was written by Rust or C++
-        return EXIT_FAILED, text
-    return EXIT_FAILED, f"{type(error).__name__}: {text} (--debug shows where)"
 
 
 def main(arguments: list[str] | None = None) -> None:

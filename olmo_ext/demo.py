@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from olmo_ext.errors import EXIT_DONE, InputError
-from olmo_ext.quantities import format_seconds
+from olmo_ext.base.errors import EXIT_DONE, InputError
+from olmo_ext.base.quantities import format_seconds
 
 SWEEP = Path("configs/sweeps/demo.yaml")
 CORPUS_LIMIT = "20MB"

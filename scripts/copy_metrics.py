@@ -14,8 +14,8 @@ from pathlib import Path
 
 import click
 
-from olmo_ext.errors import InputError, OlmoExtError
-from olmo_ext.files import write_atomically
+from olmo_ext.base.errors import InputError, OlmoExtError
+from olmo_ext.base.files import write_atomically
 from olmo_ext.launch.status import run_directories
 
 FILES = ("config.yaml", "shape.json", "provenance.json", "metrics.jsonl", "state.json")

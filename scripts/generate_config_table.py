@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
-from olmo_ext.config import RunConfig, load_run_config
-from olmo_ext.schedule import run_length
+from olmo_ext.config.run_config import RunConfig, load_run_config
+from olmo_ext.config.run_length import run_length
 
 ROOT = Path(__file__).resolve().parents[1] / "configs"
 TARGET = ROOT / "README.md"

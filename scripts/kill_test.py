@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from olmo_ext.config import RunConfig, load_run_config
-from olmo_ext.rundir import RunDirectory
+from olmo_ext.base.run_directory import RunDirectory
+from olmo_ext.config.run_config import RunConfig, load_run_config
 
 LENGTH, VOCABULARY = 32, 256
 
@@ -82,7 +82,7 @@ def start(config: RunConfig, run: Path, ranks: int, log: Path) -> list[int]:
                 values = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
                 os.environ.update({key: str(value) for key, value in values.items()})
                 os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-            from olmo_ext.training.run import train
+            from olmo_ext.training.train import train
 
             code = train(config, run_directory=run, progress=False)
         finally:

@@ -18,10 +18,10 @@ def main() -> int:
     """Like `olmo-ext train`, with an exit that waits for nobody: other ranks may hang in a collective."""
     import click
 
+    from olmo_ext.base.errors import EXIT_BAD_INPUT, EXIT_FAILED, OlmoExtError
     from olmo_ext.cli import usage_line
-    from olmo_ext.errors import EXIT_BAD_INPUT, EXIT_FAILED, OlmoExtError
-    from olmo_ext.training.command import train
     from olmo_ext.training.signals import EXIT_INTERRUPTED
+    from olmo_ext.training.train_command import train
 
     try:
         return train.main(prog_name="scripts/train.py", standalone_mode=False) or 0

@@ -15,10 +15,10 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from olmo_ext.config import RunConfig, load_run_config
-from olmo_ext.launch.sweep import is_sweep_file, load_sweep
-from olmo_ext.shapes.plan import Machine, plan_run
-from olmo_ext.shapes.solve_command import solve
+from olmo_ext.config.run_config import RunConfig, load_run_config
+from olmo_ext.config.sweep import is_sweep_file, load_sweep
+from olmo_ext.plan.run_plan import Machine, plan_run
+from olmo_ext.solve.solve_command import solve
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs"

@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 import yaml
 
-from olmo_ext.blocks.registry import ATTENTION_TYPES, FFN_TYPES
-from olmo_ext.config import load_run_config
+from olmo_ext.config.run_config import load_run_config
+from olmo_ext.config.schema import OUR_KEYS
+from olmo_ext.config.sweep import SWEEP_WORDS, load_sweep
 from olmo_ext.data.sources import load_source
 from olmo_ext.evals.prepare import FILES
-from olmo_ext.launch.sweep import SWEEP_WORDS, load_sweep
-from olmo_ext.schema import OUR_KEYS
+from olmo_ext.shapes.registry import ATTENTION_TYPES, FFN_TYPES
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

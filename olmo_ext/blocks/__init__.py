@@ -1,8 +1,1 @@
-"""FFN and attention types. Importing this package registers the built-in ones and imports no torch."""
-
-import olmo_ext.blocks.conventional
-import olmo_ext.blocks.gated
-import olmo_ext.blocks.hope
-import olmo_ext.blocks.hourglass
-import olmo_ext.blocks.softmax
-import olmo_ext.blocks.titans  # noqa: F401
+"""The torch modules of the built-in types, and the block that holds a layer. Importing these needs torch and OLMo."""

@@ -10,10 +10,11 @@ from olmo.config import ActivationCheckpointingStrategy
 from olmo.model import Dropout, LayerNorm, LayerNormBase, OLMoBlock, activation_checkpoint_function
 from torch import nn
 
+from olmo_ext.base.errors import InputError
 from olmo_ext.blocks.initialise import Branches, initialise
-from olmo_ext.blocks.registry import ATTENTION_TYPES, FFN_TYPES
-from olmo_ext.errors import InputError
-from olmo_ext.shapes.model import LayerShape
+from olmo_ext.blocks.modules import attention_module, ffn_module
+from olmo_ext.shapes.layers import LayerShape
+from olmo_ext.shapes.registry import FFN_TYPES
 
 
 def check_parameters(module: nn.Module, name: str) -> None:
@@ -46,16 +47,14 @@ class ShapedBlock(OLMoBlock):
         self._activation_checkpoint_fn: Callable | None = None
         self.parallel = FFN_TYPES.get(layer.ffn.type).is_parallel(layer.ffn)
         self.dropout = Dropout(config.residual_dropout)
-        mixer = ATTENTION_TYPES.get(layer.attention.type)
-        ffn = FFN_TYPES.get(layer.ffn.type)
         self.attn_norm = LayerNorm.build(config, size=config.d_model)
         # Through nn.Module.__setattr__, which puts it among the submodules whatever the class defines.
-        self.attention = mixer.build(  # type: ignore[misc]
+        self.attention = attention_module(  # type: ignore[misc]
             config.d_model, layer.attention, config, layer_id, cache
         )
         check_parameters(self.attention, f"attention type {layer.attention.type!r}")
         self.ff_norms = nn.ModuleList(LayerNorm.build(config, size=config.d_model) for _ in layer.ffn.d_ff)
-        self.sub_mlps = nn.ModuleList(ffn.build(config.d_model, width, layer.ffn, config) for width in layer.ffn.d_ff)
+        self.sub_mlps = nn.ModuleList(ffn_module(config.d_model, width, layer.ffn, config) for width in layer.ffn.d_ff)
         check_parameters(self.sub_mlps, f"FFN type {layer.ffn.type!r}")
 
     @property

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from olmo_ext.errors import InputError
-from olmo_ext.rundir import RunDirectory, RunState
+from olmo_ext.base.errors import InputError
+from olmo_ext.base.run_directory import RunDirectory, RunState
 
 TRAIN_LOSS = "train/CrossEntropyLoss"
 TOKENS_PER_SECOND = "throughput/tokens_per_second"

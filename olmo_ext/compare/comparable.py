@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from olmo_ext.base.secrecy import without_credentials
 from olmo_ext.compare.collect import Run, validation_metric
-from olmo_ext.secrecy import without_credentials
 
 TOKEN_TOLERANCE = 0.005
 """Runs whose last evaluations lie this close in tokens count as equally long."""

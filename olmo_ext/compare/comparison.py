@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from olmo_ext.base.errors import InputError
 from olmo_ext.compare import comparable, documents
 from olmo_ext.compare.collect import Run, Sweep, validation_metric
 from olmo_ext.compare.downstream import downstream_scores
@@ -30,7 +31,6 @@ from olmo_ext.compare.views import (
     shape_names,
     speed_up,
 )
-from olmo_ext.errors import InputError
 
 SAME_SIZE = 0.05
 """Two groups this close in non-embedding parameters are of one size when a sweep has a baseline per size."""

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from olmo_ext.base.errors import InputError, WorkError
 from olmo_ext.compare.collect import TOKENS_PER_SECOND, TRAIN_LOSS, validation_metric
 from olmo_ext.compare.dashboard_text import answer
-from olmo_ext.compare.sync import existing_id
-from olmo_ext.errors import InputError, WorkError
-from olmo_ext.training.wandb_settings import has_key, server_url
+from olmo_ext.weights_and_biases.settings import has_key, server_url
+from olmo_ext.weights_and_biases.sync import existing_id
 
 if TYPE_CHECKING:
     from olmo_ext.compare.outcome import Comparison

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from olmo_ext.errors import WorkError
+from olmo_ext.base.errors import WorkError
 
 
 @click.command()
@@ -31,7 +31,7 @@ def sync(
 
     Works for runs logged offline, online runs whose server went away, and runs trained without a `wandb` section.
     """
-    from olmo_ext.compare import sync as work
+    from olmo_ext.weights_and_biases import sync as work
 
     uploads = []
     for upload in work.sync_sweep(sweep, project=project, entity=entity, again=again, dry_run=dry_run, seconds=seconds):

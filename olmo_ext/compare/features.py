@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from olmo_ext.blocks.registry import ATTENTION_TYPES, FFN_TYPES
 from olmo_ext.compare.collect import Run
-from olmo_ext.schema import OUR_KEYS
+from olmo_ext.config.schema import OUR_KEYS
 from olmo_ext.shapes.kinds import kind_text
+from olmo_ext.shapes.registry import ATTENTION_TYPES, FFN_TYPES
 
 
 @dataclass(frozen=True, kw_only=True)

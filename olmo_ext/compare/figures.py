@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from olmo_ext.base.errors import InputError
 from olmo_ext.compare import words
 from olmo_ext.compare.collect import Series, validation_metric
 from olmo_ext.compare.group import GroupResult
@@ -22,7 +23,6 @@ from olmo_ext.compare.report.heatmaps import QUANTITIES, layer_means, needle_sco
 from olmo_ext.compare.report.payload import emphasised, payload
 from olmo_ext.compare.verdict import is_sure
 from olmo_ext.compare.views import AXES
-from olmo_ext.errors import InputError
 
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 INK, FAINT = "#1b1d21", "#a0a4ab"

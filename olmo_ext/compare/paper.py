@@ -23,11 +23,11 @@ from typing import Any
 
 import yaml
 
+from olmo_ext.base.errors import InputError
+from olmo_ext.base.quantities import format_count, parse_count
 from olmo_ext.compare.downstream import DownstreamScore
 from olmo_ext.compare.group import GroupResult
 from olmo_ext.compare.statistics import Difference
-from olmo_ext.errors import InputError
-from olmo_ext.quantities import format_count, parse_count
 
 TOKEN_TOLERANCE = 0.01
 REPRODUCED, CONTRADICTED, UNDECIDED, NOT_COMPARABLE = "reproduced", "contradicted", "undecided", "not comparable"

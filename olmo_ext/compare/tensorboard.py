@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from olmo_ext.base.errors import InputError
 from olmo_ext.compare.collect import Run, Sweep
 from olmo_ext.compare.features import features
-from olmo_ext.errors import InputError
 
 
 def _writer_class() -> Any:

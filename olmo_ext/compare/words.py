@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from olmo_ext.base.quantities import format_count
 from olmo_ext.compare.statistics import METHOD_NONE, Difference
-from olmo_ext.quantities import format_count
 
 MINUS = "\N{MINUS SIGN}"
 DASH = "\N{EN DASH}"

@@ -20,7 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from olmo_ext.data.corpus_manifest import (
+from olmo_ext.base.errors import InputError, WorkError
+from olmo_ext.base.files import sync_directory, write_atomically
+from olmo_ext.base.quantities import parse_count
+from olmo_ext.config.corpus_manifest import (
     FORMAT,
     MANIFEST,
     TOKENIZER,
@@ -31,9 +34,6 @@ from olmo_ext.data.corpus_manifest import (
 )
 from olmo_ext.data.corpus_sources import EmbeddedSource, TextSource
 from olmo_ext.data.tokenizer import Tokenizer, load_tokenizer, train_bpe
-from olmo_ext.errors import InputError, WorkError
-from olmo_ext.files import sync_directory, write_atomically
-from olmo_ext.quantities import parse_count
 
 SPLITS = ("train", "validation")
 DEFAULT_VALIDATION_FRACTION = 0.02

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from olmo_ext.errors import InputError
+from olmo_ext.base.errors import InputError
 
 
 @click.command()
@@ -41,9 +41,9 @@ def corpus(
     the text is what every machine has: the sources and docs of Python, torch and transformers. A second call with
     the same text and settings changes nothing. Use it in a config as `data: {corpus: DIR}`.
     """
+    from olmo_ext.base.quantities import parse_bytes, parse_fraction
     from olmo_ext.data.corpus import build_corpus
     from olmo_ext.data.corpus_sources import EmbeddedSource, FileSource, TextSource
-    from olmo_ext.quantities import parse_bytes, parse_fraction
 
     try:
         fraction = parse_fraction(validation_fraction)

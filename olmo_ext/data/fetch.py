@@ -26,18 +26,18 @@ from typing import Any
 
 import numpy as np
 
+from olmo_ext.base.errors import InputError
+from olmo_ext.base.files import write_atomically
+from olmo_ext.base.quantities import format_bytes
+from olmo_ext.data.byte_ranges import plan_requests
+from olmo_ext.data.fetch_window import WindowReader
 from olmo_ext.data.indices import NAMED_BY
 from olmo_ext.data.order import first_of_order
-from olmo_ext.data.plan_requests import plan_requests
-from olmo_ext.data.progress import Progress
+from olmo_ext.data.progress_bar import Progress
 from olmo_ext.data.shards import ShardFiles
 from olmo_ext.data.stores import Stores
 from olmo_ext.data.subset import INDEX_NAME, MANIFEST_NAME, SOURCE_NAME, SubsetManifest
 from olmo_ext.data.survey import SourceManifest
-from olmo_ext.data.window import WindowReader
-from olmo_ext.errors import InputError
-from olmo_ext.files import write_atomically
-from olmo_ext.quantities import format_bytes
 
 PLAN_NAME = "plan.json"
 SHARD_BYTES = 2**30

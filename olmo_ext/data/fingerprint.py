@@ -11,18 +11,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from olmo_ext.data.corpus_manifest import refuse_cut_files
+from olmo_ext.base.errors import InputError
+from olmo_ext.config.corpus_manifest import refuse_cut_files
+from olmo_ext.config.schema import DEFAULT_ORDER_SEED
 from olmo_ext.data.repetition import RepetitionFilter
 from olmo_ext.data.subset import Subset, fingerprint_of
 from olmo_ext.data.tokens import TokenFile, check_dtype, inspect_files
-from olmo_ext.errors import InputError
-from olmo_ext.evals.prepare import PERPLEXITY_SETS
+from olmo_ext.data.validation_sets import PERPLEXITY_SETS
 
 PREPARED = frozenset(f"{name}.npy" for name in PERPLEXITY_SETS)
 """Files of `olmo-ext eval --prepare`."""
-
-OFFICIAL_SEED = 6198
-"""`data.seed` of the OLMo-2 runs, and ours where the config says nothing."""
 
 
 def training_paths(data: Mapping[str, Any]) -> list[str]:
@@ -43,7 +41,7 @@ def training_paths(data: Mapping[str, Any]) -> list[str]:
 def order_seed(data: Mapping[str, Any]) -> int:
     """The seed of the order: `data.seed`, or the official one where the config leaves it out."""
     seed = data.get("seed")
-    return OFFICIAL_SEED if seed is None else int(seed)
+    return DEFAULT_ORDER_SEED if seed is None else int(seed)
 
 
 def open_subset(values: Mapping[str, Any]) -> Subset:
@@ -63,7 +61,7 @@ def open_subset(values: Mapping[str, Any]) -> Subset:
             where=where,
             right="set one to the other: cutting instances again would be another order",
         )
-    if order_seed(data) not in (OFFICIAL_SEED, manifest.order_seed):
+    if order_seed(data) not in (DEFAULT_ORDER_SEED, manifest.order_seed):
         raise InputError(
             f"data.seed is {order_seed(data)}, the subset holds the order of seed {manifest.order_seed}",
             where=where,

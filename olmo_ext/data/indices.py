@@ -9,8 +9,8 @@ import asyncio
 
 import numpy as np
 
+from olmo_ext.base.errors import InputError
 from olmo_ext.data.stores import RemoteFile, Stores
-from olmo_ext.errors import InputError
 
 MAX_CUT = 8192
 """OLMo cuts (or fills up) its index to a multiple of the world size: by less than this."""

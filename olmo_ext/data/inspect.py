@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from olmo_ext.base.errors import InputError
 from olmo_ext.data.subset import SOURCE_NAME, Subset
 from olmo_ext.data.survey import SourceManifest
-from olmo_ext.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)

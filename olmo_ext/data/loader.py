@@ -24,6 +24,8 @@ import torch
 from olmo.data.iterable_dataset import IterableDataset
 from torch.utils.data import DataLoader
 
+from olmo_ext.base.errors import InputError, OlmoExtError, WorkError
+from olmo_ext.config.run_length import run_length
 from olmo_ext.data.fingerprint import (
     compare_fingerprints,
     data_fingerprint,
@@ -35,8 +37,6 @@ from olmo_ext.data.fingerprint import (
 from olmo_ext.data.order import first_of_order
 from olmo_ext.data.repetition import RepetitionFilter
 from olmo_ext.data.tokens import TokenReader, inspect_files
-from olmo_ext.errors import InputError, OlmoExtError, WorkError
-from olmo_ext.schedule import run_length
 
 __all__ = [
     "OrderedDataset",

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from olmo_ext.errors import InputError
+from olmo_ext.base.errors import InputError
 
 MAX_INSTANCES = 2**32 - 1
 METHODS = ("auto", "numpy", "sparse", "sparse-numpy")

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from olmo_ext.base.errors import WorkError
+from olmo_ext.base.files import sha256_of_file, sync_directory, write_atomically
 from olmo_ext.data.repetition import RepetitionFilter
 from olmo_ext.data.subset import Shard, sha256_of_beginning
-from olmo_ext.errors import WorkError
-from olmo_ext.files import sha256_of_file, sync_directory, write_atomically
 
 
 class ShardFiles:

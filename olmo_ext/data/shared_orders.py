@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from olmo_ext.errors import InputError
-from olmo_ext.schedule import run_length
+from olmo_ext.base.errors import InputError
+from olmo_ext.config.run_length import run_length
 
 SeedAndEpoch = tuple[int, int]
 MOST_TOLD = 3

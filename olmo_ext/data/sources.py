@@ -18,8 +18,8 @@ from typing import Any
 
 import yaml
 
+from olmo_ext.base.errors import InputError
 from olmo_ext.data.tokens import check_dtype
-from olmo_ext.errors import InputError
 
 USER_FOLDER = Path("configs/data")
 KEYS = ("name", "dtype", "sequence_length", "vocabulary_size", "tokenizer", "prefix", "groups", "list_sha256", "map")

@@ -17,8 +17,8 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from olmo_ext.errors import InputError, WorkError
-from olmo_ext.secrecy import netrc_login, refuse_credentials
+from olmo_ext.base.errors import InputError, WorkError
+from olmo_ext.base.secrecy import netrc_login, refuse_credentials
 
 REQUEST_SECONDS = 60.0
 """A request that takes longer, a slow drip included, is given up and tried again."""

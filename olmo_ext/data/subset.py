@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from olmo_ext.base.errors import InputError
 from olmo_ext.data.repetition import RepetitionFilter
 from olmo_ext.data.tokens import TokenReader
-from olmo_ext.errors import InputError
 
 FORMAT = "olmo-ext subset 1"
 MANIFEST_NAME = "subset.json"

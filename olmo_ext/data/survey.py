@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from olmo_ext.data.progress import Progress
+from olmo_ext.base.errors import InputError, WorkError
+from olmo_ext.base.files import append_line, write_atomically
+from olmo_ext.data.progress_bar import Progress
 from olmo_ext.data.sources import Source, mapped
 from olmo_ext.data.stores import MissingFile, RemoteFile, Stores
 from olmo_ext.data.subset import fingerprint_of
-from olmo_ext.errors import InputError, WorkError
-from olmo_ext.files import append_line, write_atomically
 
 FORMAT = "olmo-ext source 1"
 

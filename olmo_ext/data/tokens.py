@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from olmo_ext.errors import InputError, WorkError
+from olmo_ext.base.errors import InputError, WorkError
 
 SAMPLE_BLOCK = 4096
 """Bytes of one sample; a multiple of every item size, so that samples are whole tokens."""

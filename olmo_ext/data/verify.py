@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from olmo_ext.base.errors import OlmoExtError
 from olmo_ext.data.order import first_of_order
 from olmo_ext.data.stores import RemoteFile, Stores
 from olmo_ext.data.subset import SOURCE_NAME, Subset, sha256_of_beginning
 from olmo_ext.data.survey import SourceFile, SourceManifest
-from olmo_ext.errors import OlmoExtError
 
 UPSTREAM_INSTANCES = 20_000_000
 """Up to here OLMo's own data set is run without being asked: its shuffle takes seconds."""

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from olmo_ext.errors import WorkError
-from olmo_ext.evals.model import EvaluatedModel
+from olmo_ext.base.errors import WorkError
 from olmo_ext.evals.taps import LayerTap, find_taps, first_tensor
+from olmo_ext.evals.target import EvaluatedModel
 
 RANK_TOKENS = 4096
 """Tokens whose inner activations enter the effective rank; it cannot exceed them."""

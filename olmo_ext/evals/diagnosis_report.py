@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from olmo_ext.files import write_atomically
+from olmo_ext.base.files import write_atomically
 
 COLUMNS = (
     ("layer", "layer", "d"),

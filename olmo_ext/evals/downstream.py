@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
+from olmo_ext.base.errors import InputError, WorkError
 from olmo_ext.data.tokenizer import Tokenizer
-from olmo_ext.errors import InputError, WorkError
-from olmo_ext.evals.model import EvaluatedModel, Share, batches_by_length
 from olmo_ext.evals.results import Result, mean_and_error
+from olmo_ext.evals.target import EvaluatedModel, Share, batches_by_length
 from olmo_ext.evals.tasks import GROUPS, PAPER_B_AVERAGE, PAPER_B_TASK
 
 SCORING_VERSION = 1

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from olmo_ext.errors import InputError
-from olmo_ext.evals.model import EvaluatedModel
+from olmo_ext.base.errors import InputError
+from olmo_ext.evals.target import EvaluatedModel
 
 
 def choose(

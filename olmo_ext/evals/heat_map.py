@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from olmo_ext.errors import InputError
+from olmo_ext.base.errors import InputError
+from olmo_ext.base.files import write_atomically
 from olmo_ext.evals.results import Result
-from olmo_ext.files import write_atomically
 
 
 def write_heat_map(results: Sequence[tuple[str, Sequence[Result]]], path: Path) -> None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from olmo_ext.base.errors import InputError
 from olmo_ext.data.corpus_sources import read_jsonl
 from olmo_ext.data.tokenizer import Tokenizer
-from olmo_ext.errors import InputError
 from olmo_ext.evals.downstream import continuation_log_likelihoods
-from olmo_ext.evals.model import EvaluatedModel
 from olmo_ext.evals.perplexity import exponential
 from olmo_ext.evals.results import Result, mean_and_error
+from olmo_ext.evals.target import EvaluatedModel
 
 SCORING_VERSION = 1
 

@@ -14,8 +14,8 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from olmo_ext.base.errors import InputError
 from olmo_ext.data.tokenizer import Tokenizer
-from olmo_ext.errors import InputError
 from olmo_ext.evals.results import Result, mean_and_error
 
 SCORING_VERSION = 1

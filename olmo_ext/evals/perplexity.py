@@ -12,11 +12,11 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from olmo_ext.base.errors import InputError, WorkError
 from olmo_ext.data.tokenizer import Tokenizer, load_tokenizer
 from olmo_ext.data.tokens import TokenReader, check_dtype, inspect_files
-from olmo_ext.errors import InputError, WorkError
-from olmo_ext.evals.model import EvaluatedModel, Share, Target
 from olmo_ext.evals.results import Result
+from olmo_ext.evals.target import EvaluatedModel, Share, Target
 
 LISTED_INSTANCES = 20_000
 """Up to this many instances, the losses of each are kept in the result row."""
@@ -318,7 +318,7 @@ def parse_token_set(text: str, *, tokenizer: Tokenizer) -> TokenSet:
     if not name:
         raise InputError(f"{text!r} has no name", where="--set", right="NAME=FILE, or a file alone")
     if Path(path).is_dir():
-        from olmo_ext.data.corpus_manifest import read_manifest
+        from olmo_ext.config.corpus_manifest import read_manifest
 
         manifest = read_manifest(path)
         require_vocabulary(tokenizer, load_tokenizer(path), where=path)

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from olmo_ext.errors import InputError, WorkError
-from olmo_ext.files import sha256_of_file, write_atomically
+from olmo_ext.base.errors import InputError, WorkError
+from olmo_ext.base.files import sha256_of_file, write_atomically
+from olmo_ext.data.validation_sets import PERPLEXITY_SETS
 
 MANIFEST = "manifest.json"
 LAMBADA = "lambada_test.jsonl"
@@ -37,7 +38,6 @@ class PreparedFile:
     """What asks for it, as on the command line."""
 
 
-PERPLEXITY_SETS = ("dolma_common-crawl", "dolma_stack", "m2d2_s2orc", "wikitext_103")
 FILES = (
     PreparedFile(
         name=LAMBADA, url="https://openaipublic.blob.core.windows.net/gpt-2/data/lambada_test.jsonl", task="lambada"

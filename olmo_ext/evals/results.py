@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from olmo_ext.files import write_atomically
+from olmo_ext.base.files import write_atomically
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from olmo_ext.errors import InputError
+from olmo_ext.base.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)

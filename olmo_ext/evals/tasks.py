@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from olmo_ext.errors import InputError
+from olmo_ext.base.errors import InputError
+from olmo_ext.data.validation_sets import PERPLEXITY_SETS
 from olmo_ext.evals.needle import TASKS as NEEDLE_TASKS
-from olmo_ext.evals.prepare import LAMBADA, PERPLEXITY_SETS, cached_lambada, prepared_file
+from olmo_ext.evals.prepare import LAMBADA, cached_lambada, prepared_file
 
 PERPLEXITY = "perplexity"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import olmo_ext
-from olmo_ext.quantities import format_count
-from olmo_ext.shapes.model import ModelShape
+from olmo_ext.base.quantities import format_count
+from olmo_ext.shapes.layers import ModelShape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +27,7 @@ class Origin:
 
 def origin_of(checkpoint: Path, run_name: str) -> Origin:
     """Read from a complete checkpoint's folder `step<N>`."""
-    from olmo_ext.evals.model import checkpoint_fingerprint
-    from olmo_ext.training.checkpoint import read_train_state
+    from olmo_ext.training.checkpoint import checkpoint_fingerprint, read_train_state
 
     return Origin(
         run=run_name,

@@ -12,22 +12,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from olmo_ext.blocks.stock import is_stock_layer
-from olmo_ext.errors import InputError
+from olmo_ext.base.errors import InputError
+from olmo_ext.base.files import make_aside
 from olmo_ext.export.card import Origin, model_card
-from olmo_ext.export.configs import CLASSES, hugging_face_config
-from olmo_ext.export.names import CUSTOM, OLMO2, Entry, entries, require_exportable, to_hugging_face
-from olmo_ext.files import make_aside
-from olmo_ext.shapes.model import ModelShape
+from olmo_ext.hf.configs import CLASSES, hugging_face_config
+from olmo_ext.hf.names import require_exportable, to_hugging_face
+from olmo_ext.hf.reading import name_table
+from olmo_ext.shapes.layers import ModelShape
 
 CODE = (
-    "olmo_ext.export.hf.configuration_olmo_ext",
-    "olmo_ext.export.hf.modeling_olmo_ext",
-    "olmo_ext.export.hf.attention_olmo_ext",
-    "olmo_ext.export.hf.memory_olmo_ext",
-    "olmo_ext.blocks.modules.titans_layer",
-    "olmo_ext.blocks.modules.titans_memory",
-    "olmo_ext.blocks.modules.titans_sizes",
+    "olmo_ext.hf.configuration_olmo_ext",
+    "olmo_ext.hf.modeling_olmo_ext",
+    "olmo_ext.hf.attention_olmo_ext",
+    "olmo_ext.hf.memory_olmo_ext",
+    "olmo_ext.blocks.titans_layer",
+    "olmo_ext.blocks.titans_memory",
+    "olmo_ext.shapes.types.titans_sizes",
 )
 """Modules that need nothing of ours but each other: side by side they are the folder's code."""
 SHARD_BYTES = 5 * 10**9
@@ -44,12 +44,6 @@ class Exported:
     verified_tokens: int
     largest_difference: float
     """Of the logits from the OLMo model's, relative to the largest logit, fp32."""
-
-
-def name_table(model: Mapping[str, Any], shape: ModelShape, model_type: str) -> list[Entry]:
-    """The names of a model's tensors on both sides."""
-    stock = [is_stock_layer(layer, shape.d_model) for layer in shape.layers]
-    return entries(shape, stock=stock, names=OLMO2 if model_type == "olmo2" else CUSTOM)
 
 
 def write_weights(folder: Path, tensors: Mapping[str, Any], *, shard_bytes: int = SHARD_BYTES) -> None:
@@ -118,7 +112,7 @@ def write_folder(folder: Path, olmo: Any, *, model: Mapping[str, Any], shape: Mo
     :param olmo: the OLMo model.
     :param model: the `model` section of its resolved config.
     """
-    from olmo_ext.upstream.model import regrouped
+    from olmo_ext.upstream.shaped_model import regrouped
 
     config = hugging_face_config(model, shape)
     state, _ = regrouped(olmo.state_dict(), 1)
@@ -151,7 +145,7 @@ def export_model(
     :raises InputError: for a target that exists, or a model without a Hugging Face form.
     :raises MismatchError: naming the layer that differs; nothing is left behind.
     """
-    from olmo_ext.export import verify
+    from olmo_ext.export import equality as verify
 
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError("exists already", where=str(target), right="name a new folder")

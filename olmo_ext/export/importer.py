@@ -12,11 +12,11 @@ from typing import Any
 
 import yaml
 
-from olmo_ext.errors import InputError
-from olmo_ext.export.configs import disagreement, model_section
-from olmo_ext.export.folder import name_table
-from olmo_ext.export.names import to_olmo
-from olmo_ext.files import make_aside
+from olmo_ext.base.errors import InputError
+from olmo_ext.base.files import make_aside
+from olmo_ext.hf.configs import disagreement
+from olmo_ext.hf.names import to_olmo
+from olmo_ext.hf.reading import load_safetensors, name_table, read_config, read_weights
 
 UNSHARDED = ("model.safetensors", "model.pt")
 
@@ -30,56 +30,6 @@ class Imported:
     parameters: int
     verified: bool
     """Whether the Hugging Face model was run and agrees; an OLMo checkpoint has nothing to compare with."""
-
-
-def read_weights(folder: Path) -> dict[str, Any]:
-    """The tensors of `model.safetensors` or of the shards in its index.
-
-    :raises InputError: if there is neither, a shard is missing, or one of the files is torn.
-    """
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            files = sorted({str(file) for file in json.loads(index.read_text())["weight_map"].values()})
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            what = f"no index of shards ({type(error).__name__}: {error})"
-            raise InputError(what, where=str(index), right="`weight_map`: tensor name -> file") from None
-    elif (folder / "model.safetensors").is_file():
-        files = ["model.safetensors"]
-    else:
-        raise InputError("no model.safetensors", where=str(folder), right="weights as safetensors (or OLMo's model.pt)")
-    tensors: dict[str, Any] = {}
-    for file in files:
-        if not (folder / file).is_file():
-            raise InputError(f"{file} is missing, which the index names", where=str(folder))
-        tensors |= _load_safetensors(folder / file)
-    return tensors
-
-
-def _load_safetensors(path: Path) -> dict[str, Any]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise InputError(f"not safetensors, or torn ({error})", where=str(path), right="the whole file") from None
-
-
-def read_config(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Values of a run of the model in a Hugging Face folder, and what its config.json holds.
-
-    :raises InputError: if that is no config of a model that we know.
-    """
-    config_path = folder / "config.json"
-    try:
-        config = json.loads(config_path.read_text())
-    except ValueError as error:
-        raise InputError(f"not JSON ({error})", where=str(config_path)) from None
-    if not isinstance(config, dict):
-        raise InputError("holds no object", where=str(config_path))
-    values: dict[str, Any] = {"model": model_section(config, where=str(config_path))}
-    return values, config
 
 
 def _olmo_checkpoint(folder: Path) -> dict[str, Any]:
@@ -102,7 +52,7 @@ def _olmo_state(folder: Path) -> dict[str, Any]:
     import torch
 
     if (folder / "model.safetensors").is_file():
-        return _load_safetensors(folder / "model.safetensors")
+        return load_safetensors(folder / "model.safetensors")
     try:
         state = torch.load(folder / "model.pt", map_location="cpu", weights_only=True)
     except Exception as error:  # noqa: BLE001  (pickle's errors have no common class)
@@ -120,9 +70,9 @@ def import_model(source: Path, target: Path, *, say: Callable[[str], None] = lam
     :raises InputError: for a folder of another kind, missing or unknown tensors, a target that exists.
     :raises MismatchError: if the Hugging Face model computes something else; nothing is left behind.
     """
-    from olmo_ext.config import load_run_config
+    from olmo_ext.config.run_config import load_run_config
     from olmo_ext.upstream import build_model
-    from olmo_ext.upstream.model import renamed_since_2023
+    from olmo_ext.upstream.shaped_model import renamed_since_2023
 
     if not source.is_dir():
         raise InputError("no such folder", where=str(source))
@@ -231,7 +181,7 @@ def _copy_tokenizer(
 def _verify(model: Any, source: Path, kind: str, tokenizer: Any, run: Any) -> None:
     import torch
 
-    from olmo_ext.export import verify
+    from olmo_ext.export import equality as verify
 
     length = verify.length_for(run.shape, least=32)
     if tokenizer is None:
@@ -243,7 +193,7 @@ def _verify(model: Any, source: Path, kind: str, tokenizer: Any, run: Any) -> No
 
 
 def _write_run(folder: Path, run: Any, model: Any, source: Path) -> None:
-    from olmo_ext.rundir import RunDirectory, RunState
+    from olmo_ext.base.run_directory import RunDirectory, RunState
     from olmo_ext.training import checkpoint
     from olmo_ext.training.provenance import build_provenance, shape_json
 

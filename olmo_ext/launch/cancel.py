@@ -9,11 +9,11 @@ from pathlib import Path
 
 import click
 
-from olmo_ext.errors import EXIT_DONE, InputError, WorkError
+from olmo_ext.base.errors import EXIT_DONE, InputError, WorkError
+from olmo_ext.base.run_directory import RunState
 from olmo_ext.launch.local import launcher_of
 from olmo_ext.launch.slurm_queue import ask_slurm, read_queue, read_submissions, submitted_jobs, sweep_folder
 from olmo_ext.launch.status import run_directories
-from olmo_ext.rundir import RunState
 
 
 def cancel_runs(directory: Path, runs: Sequence[str]) -> int:

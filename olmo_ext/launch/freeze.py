@@ -20,8 +20,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import olmo_ext
-from olmo_ext.errors import InputError
-from olmo_ext.files import sync_directory
+from olmo_ext.base.errors import InputError
+from olmo_ext.base.files import sync_directory
 from olmo_ext.training.provenance import code_revision
 
 CODE_FOLDER = ".code"

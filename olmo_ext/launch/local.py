@@ -21,11 +21,11 @@ from typing import Any
 
 import click
 
-from olmo_ext.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, InputError
-from olmo_ext.launch.plan import Member
-from olmo_ext.launch.progress import failure_lines, pid_lives, read_progress
+from olmo_ext.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, InputError
+from olmo_ext.base.quantities import format_count, format_seconds
+from olmo_ext.launch.members import Member
+from olmo_ext.launch.run_progress import failure_lines, pid_lives, read_progress
 from olmo_ext.launch.worker import record_failure
-from olmo_ext.quantities import format_count, format_seconds
 
 PROGRESS_SECONDS = 15.0
 POLL_SECONDS = 0.2

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from olmo_ext.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
+from olmo_ext.base.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED
+from olmo_ext.base.run_directory import RunDirectory
 from olmo_ext.launch.worker import append_output_to
-from olmo_ext.rundir import RunDirectory
 
 STOP_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
 POLL_SECONDS = 0.2

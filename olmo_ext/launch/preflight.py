@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from olmo_ext.base.errors import InputError
+from olmo_ext.base.nodes import load_hardware
+from olmo_ext.base.quantities import format_bytes, format_count
+from olmo_ext.config.run_length import batch_per_rank, run_length, schedule_warnings
+from olmo_ext.config.sweep import Sweep
+from olmo_ext.config.sweep_run import SweepRun
 from olmo_ext.data.shared_orders import order_warnings
-from olmo_ext.errors import InputError
-from olmo_ext.launch.rule import Placement, describe, estimate
-from olmo_ext.launch.sweep import Sweep
-from olmo_ext.launch.sweep_run import SweepRun
-from olmo_ext.nodes import load_hardware
-from olmo_ext.quantities import format_bytes, format_count
-from olmo_ext.schedule import batch_per_rank, run_length, schedule_warnings
+from olmo_ext.launch.fit_to_node import Placement, describe, estimate
 
 
 @dataclass(kw_only=True)
@@ -78,7 +78,7 @@ def preflight(
 
 def _check_run(sweep: Sweep, run: SweepRun, placement: Placement | None, findings: Findings) -> None:
     from olmo_ext.training.requirements import check_requirements
-    from olmo_ext.training.wandb_run import check_names
+    from olmo_ext.weights_and_biases.live_run import check_names
 
     where = f"{sweep.source}, run {run.name}"
     values = run.config.values

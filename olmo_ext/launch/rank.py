@@ -6,9 +6,9 @@ import os
 import sys
 from pathlib import Path
 
-from olmo_ext.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE
+from olmo_ext.base.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE
+from olmo_ext.base.run_directory import RunDirectory
 from olmo_ext.launch.worker import record_failure, train_run
-from olmo_ext.rundir import RunDirectory
 from olmo_ext.training.signals import StopRequest
 
 

@@ -14,14 +14,16 @@ from pathlib import Path
 
 import click
 
-from olmo_ext.config import differing_keys, load_run_config
-from olmo_ext.errors import EXIT_DONE, InputError, WorkError
-from olmo_ext.files import write_atomically
+from olmo_ext.base.errors import EXIT_DONE, InputError, WorkError
+from olmo_ext.base.files import write_atomically
+from olmo_ext.base.nodes import load_hardware
+from olmo_ext.config.run_config import differing_keys, load_run_config
+from olmo_ext.config.sweep import Sweep, load_sweep
+from olmo_ext.launch.fit_to_node import Placement, node_settings
 from olmo_ext.launch.freeze import freeze_code, link_code
 from olmo_ext.launch.local import sweep_lock
-from olmo_ext.launch.plan import Member, busy_runs, members_of, prepare
+from olmo_ext.launch.members import Member, busy_runs, members_of, prepare
 from olmo_ext.launch.preflight import Findings, preflight
-from olmo_ext.launch.rule import Placement, node_settings
 from olmo_ext.launch.slurm_command import Submission, sbatch_command, sbatch_runs, shell_line, time_option
 from olmo_ext.launch.slurm_job import record
 from olmo_ext.launch.slurm_limits import Limits, check_partition, limit_of, objection_to, read_limits
@@ -35,8 +37,6 @@ from olmo_ext.launch.slurm_queue import (
     waiting_comparisons,
 )
 from olmo_ext.launch.slurm_site import SHARED_FILES, Site, read_site, slurm_file
-from olmo_ext.launch.sweep import Sweep, load_sweep
-from olmo_ext.nodes import load_hardware
 
 LAUNCH_FOLDER = ".launch"
 STANDARD_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -122,7 +122,7 @@ class _Launch:
 
     def fetch_arguments(self) -> list[str]:
         """Of `olmo-ext`, for what the missing runs read."""
-        from olmo_ext.launch.fetch import fetch_arguments
+        from olmo_ext.launch.missing_data import fetch_arguments
 
         assert self.request.fetch_parts is not None
         configs = [member.run.config.values for member in self.missing]

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from olmo_ext.errors import InputError
-from olmo_ext.launch.rule import Placement
+from olmo_ext.base.errors import InputError
+from olmo_ext.base.quantities import parse_seconds
+from olmo_ext.launch.fit_to_node import Placement
 from olmo_ext.launch.slurm_site import OPTION_NAMES, Site
-from olmo_ext.quantities import parse_seconds
 
 MEMORY_SHARE = 0.9
 """Of a node's memory: the rest is the system's."""

@@ -16,11 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from olmo_ext.cli import unexpected
-from olmo_ext.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, InputError, OlmoExtError, WorkError
-from olmo_ext.files import append_line, write_atomically
+from olmo_ext.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, InputError, OlmoExtError, WorkError, unexpected
+from olmo_ext.base.files import append_line, write_atomically
+from olmo_ext.base.run_directory import RunDirectory
 from olmo_ext.launch.slurm_queue import read_entries, read_queue
-from olmo_ext.rundir import RunDirectory
 from olmo_ext.training.provenance import slurm_job
 
 ATTEMPTS_FILE = "slurm-attempts.jsonl"
@@ -147,11 +146,11 @@ def _run_by_hand(arguments: Sequence[str], environment: Mapping[str, str], gpus:
 
     A requeued job goes back to the folder it began, whatever has become of the YAML.
     """
+    from olmo_ext.base.nodes import load_hardware
+    from olmo_ext.config.sweep import load_sweep
+    from olmo_ext.launch.fit_to_node import Placement, describe, node_settings
     from olmo_ext.launch.freeze import freeze_code, link_code
-    from olmo_ext.launch.plan import members_of, prepare
-    from olmo_ext.launch.rule import Placement, describe, node_settings
-    from olmo_ext.launch.sweep import load_sweep
-    from olmo_ext.nodes import load_hardware
+    from olmo_ext.launch.members import members_of, prepare
 
     if not arguments:
         raise InputError("no config", right="sbatch slurm/TYPE.sbatch CONFIG.yaml [key=value ...]")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from olmo_ext.errors import WorkError
+from olmo_ext.base.errors import WorkError
 from olmo_ext.launch.slurm_queue import ask_slurm
 
 

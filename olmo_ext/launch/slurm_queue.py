@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from olmo_ext.errors import InputError, WorkError
-from olmo_ext.files import append_line
+from olmo_ext.base.errors import InputError, WorkError
+from olmo_ext.base.files import append_line
 
 JOBS_FILE = "slurm-jobs.jsonl"
 """In the sweep's folder, one line a submission: `{"kind", "job", "runs": [names, by array index], ...}`."""

@@ -8,7 +8,7 @@ import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from olmo_ext.errors import InputError
+from olmo_ext.base.errors import InputError
 
 USER_FOLDER = Path("slurm")
 SITE_FILE = "site.env"

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from olmo_ext.errors import InputError
-from olmo_ext.launch.progress import failure_lines, process_lives, read_progress
-from olmo_ext.quantities import format_count, format_seconds
-from olmo_ext.rundir import RunDirectory, RunState
+from olmo_ext.base.errors import InputError
+from olmo_ext.base.quantities import format_count, format_seconds
+from olmo_ext.base.run_directory import RunDirectory, RunState
+from olmo_ext.launch.run_progress import failure_lines, process_lives, read_progress
 
 SHOWN = ("done", "running", "queued", "requeued", "stopped", "pending", "failed")
 

@@ -16,9 +16,9 @@ import time
 import traceback
 from pathlib import Path
 
-from olmo_ext.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, OlmoExtError
-from olmo_ext.launch.progress import process_lives
-from olmo_ext.rundir import RunDirectory
+from olmo_ext.base.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, OlmoExtError
+from olmo_ext.base.run_directory import RunDirectory
+from olmo_ext.launch.run_progress import process_lives
 from olmo_ext.training.signals import StopRequest
 
 PARENT_CHECK_SECONDS = 2.0
@@ -55,8 +55,8 @@ def train_run(run_directory: Path, stop: StopRequest) -> tuple[int, str]:
     :returns: the exit code and, for a failure, the reason in one line.
     """
     try:
-        from olmo_ext.config import load_run_config
-        from olmo_ext.training.run import train
+        from olmo_ext.config.run_config import load_run_config
+        from olmo_ext.training.train import train
 
         config = load_run_config(run_directory / "config.yaml")
         code = train(config, run_directory=run_directory, progress=False, stop=stop)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from olmo_ext.errors import InputError
-from olmo_ext.quantities import SUFFIXES, format_count, parse_number
+from olmo_ext.base.errors import InputError
+from olmo_ext.base.quantities import SUFFIXES, format_count, parse_number
 from olmo_ext.shapes.counts import ShapeCounts
-from olmo_ext.shapes.model import ModelShape
+from olmo_ext.shapes.layers import ModelShape
 
 QUANTITIES = ("non_embedding", "total", "training_flops_per_token")
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import olmo_ext.blocks  # noqa: F401  (registers the built-in types)
-from olmo_ext.blocks.registry import ATTENTION_TYPES, FFN_TYPES, Matrix
-from olmo_ext.shapes.model import LayerShape, ModelShape
+import olmo_ext.shapes.types  # noqa: F401  (registers the built-in types)
+from olmo_ext.shapes.layers import LayerShape, ModelShape
+from olmo_ext.shapes.registry import ATTENTION_TYPES, FFN_TYPES, Matrix
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import olmo_ext.blocks  # noqa: F401  (registers the built-in types)
-from olmo_ext.blocks.registry import AttentionType, FFNType, Registry
+import olmo_ext.shapes.types  # noqa: F401  (registers the built-in types)
+from olmo_ext.shapes.registry import AttentionType, FFNType, Registry
 
 
 def changed_options(

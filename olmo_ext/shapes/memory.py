@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from olmo_ext.errors import InputError
+from olmo_ext.base.errors import InputError
 from olmo_ext.shapes.counts import LayerCounts, ShapeCounts, count_layers
-from olmo_ext.shapes.model import ModelShape
+from olmo_ext.shapes.layers import ModelShape
 
 PRECISIONS = ("fp32", "amp_bf16", "amp_fp16", "bf16")
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import olmo_ext.blocks  # noqa: F401  (registers the built-in types)
-from olmo_ext.blocks.registry import ATTENTION_TYPES, FFN_TYPES, FFNType
-from olmo_ext.errors import InputError
-from olmo_ext.shapes.model import AttentionSpec, FFNSpec, LayerShape, ModelShape
+import olmo_ext.shapes.types  # noqa: F401  (registers the built-in types)
+from olmo_ext.base.errors import InputError
+from olmo_ext.shapes.layers import AttentionSpec, FFNSpec, LayerShape, ModelShape
+from olmo_ext.shapes.registry import ATTENTION_TYPES, FFN_TYPES, FFNType
 from olmo_ext.shapes.taper import DEFAULT_MULTIPLE, DEFAULT_STEEPNESS, SCHEDULES, Taper, round_half_even, taper_widths
 
 

@@ -7,15 +7,15 @@ from olmo.config import DistributedStrategy, TrainConfig
 from olmo.optim import build_optimizer, build_scheduler
 from olmo.torch_util import seed_all
 
-from olmo_ext.config import RunConfig
+from olmo_ext.base.errors import InputError
+from olmo_ext.base.run_directory import RunDirectory
+from olmo_ext.config.run_config import RunConfig
 from olmo_ext.data.loader import build_train_loader
-from olmo_ext.errors import InputError
-from olmo_ext.rundir import RunDirectory
 from olmo_ext.training.distributed import Ranks, build_wrapped_model, effective_precision
 from olmo_ext.training.evaluators import build_evaluators
 from olmo_ext.training.update_periods import with_update_periods
 from olmo_ext.upstream.compile import CompileReport
-from olmo_ext.upstream.training import Hooks, RunTrainer, loop_settings, train_config
+from olmo_ext.upstream.trainer import Hooks, RunTrainer, loop_settings, train_config
 
 REFUSALS = ("OLMoConfigurationError", "NotImplementedError", "NameError", "InvalidBackend")
 """What upstream and the compiler raise, while the model is built, for settings that they or this machine lack."""

@@ -11,21 +11,22 @@ checkpoints are removed only afterwards. Nothing is pickled, and nothing depends
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from olmo_ext.errors import InputError, WorkError
-from olmo_ext.files import sha256_of_file, sync_directory
-from olmo_ext.quantities import format_bytes
+from olmo_ext.base.errors import InputError, WorkError
+from olmo_ext.base.files import sha256_of_file, sync_directory
+from olmo_ext.base.quantities import format_bytes
 from olmo_ext.shapes.counts import count, count_layers
-from olmo_ext.shapes.model import ModelShape
+from olmo_ext.shapes.layers import ModelShape
 
 MODEL, OPTIMIZER, RNG = "model.safetensors", "optimizer.safetensors", "rng.safetensors"
 TRAIN_STATE, CONFIG, MARKER = "train_state.json", "config.yaml", "complete.json"
@@ -74,6 +75,26 @@ def incomplete_because(path: Path, *, verify: bool) -> str | None:
         except OSError as error:
             return f"{name} cannot be read ({error.strerror})"
     return None
+
+
+def _fingerprint(files: Sequence[Path]) -> str:
+    return hashlib.sha256("".join(f"{path.name} {sha256_of_file(path)}\n" for path in files).encode()).hexdigest()
+
+
+def checkpoint_fingerprint(folder: Path) -> str:
+    """The sha256 of a checkpoint's weights: from its marker where one lists it, else from the files.
+
+    :raises InputError: if there are no weights.
+    """
+    marker = folder / MARKER
+    try:
+        return json.loads(marker.read_text())["files"][MODEL]["sha256"]
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    weights = sorted(path for pattern in ("*.safetensors", "*.bin", "model.pt") for path in folder.glob(pattern))
+    if not weights:
+        raise InputError("no weights here", where=str(folder), right="a run, a checkpoint or a Hugging Face folder")
+    return sha256_of_file(weights[0]) if len(weights) == 1 else _fingerprint(weights)
 
 
 def require_complete(path: Path) -> None:

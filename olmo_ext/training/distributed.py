@@ -18,11 +18,11 @@ from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp import ShardingStrategy
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from olmo_ext.config import RunConfig
-from olmo_ext.errors import InputError
+from olmo_ext.base.errors import InputError
+from olmo_ext.config.run_config import RunConfig
 from olmo_ext.training.host_memory import keep_freed_memory
 from olmo_ext.upstream.compile import CompileReport, compile_blocks
-from olmo_ext.upstream.model import build_model
+from olmo_ext.upstream.shaped_model import build_model
 
 TIMEOUT = datetime.timedelta(minutes=30)
 """For one collective: evaluation and saves on rank 0 happen between them."""

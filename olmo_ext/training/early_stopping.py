@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from olmo_ext.upstream.training import RunTrainer
+from olmo_ext.upstream.trainer import RunTrainer
 
 
 def early_stopping_reason(trainer: RunTrainer, values: Mapping[str, Any]) -> str | None:

@@ -17,9 +17,9 @@ from olmo.data import DataCollator
 from olmo.eval import Evaluator, build_downstream_evaluator, label_to_task_map
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
+from olmo_ext.base.errors import InputError
 from olmo_ext.data.loader import TokenInstances
 from olmo_ext.data.tokens import TokenFile, TokenReader, check_dtype, inspect_files
-from olmo_ext.errors import InputError
 
 PADDING = -1
 """Index of an instance that only keeps ranks in step: it is masked out."""

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from olmo_ext.errors import InputError
-from olmo_ext.shapes.model import ModelShape
+from olmo_ext.base.errors import InputError
+from olmo_ext.shapes.layers import ModelShape
 from olmo_ext.training import checkpoint as files
-from olmo_ext.training.parameter_names import clean_name
-from olmo_ext.training.state import OptimizerState, Tensors
+from olmo_ext.training.tensor_state import OptimizerState, Tensors
+from olmo_ext.upstream.parameter_names import clean_name
 
 MEANING = [
     *("norm_after", "attention_layer_norm", "layer_norm_type", "layer_norm_eps", "activation_type"),
@@ -139,10 +139,9 @@ def _olmo_moments(content: Mapping[str, Any], path: Path) -> OptimizerState:
 def _hugging_face(
     path: Path, model: Mapping[str, Any], shape: ModelShape, *, with_optimizer: bool, with_position: bool
 ) -> Found:
-    from olmo_ext.config import differing_keys, load_run_config
-    from olmo_ext.export.folder import name_table
-    from olmo_ext.export.importer import read_config, read_weights
-    from olmo_ext.export.names import to_olmo
+    from olmo_ext.config.run_config import differing_keys, load_run_config
+    from olmo_ext.hf.names import to_olmo
+    from olmo_ext.hf.reading import name_table, read_config, read_weights
 
     where = f"load_path {path}"
     if with_optimizer or with_position:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from olmo_ext.config import RunConfig, differing_keys, load_run_config
-from olmo_ext.errors import InputError
-from olmo_ext.rundir import RunDirectory
+from olmo_ext.base.errors import InputError
+from olmo_ext.base.run_directory import RunDirectory
+from olmo_ext.config.run_config import RunConfig, differing_keys, load_run_config
 from olmo_ext.training.checkpoint import CONFIG, CheckpointStore
 
 STEADY_SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqrt_with_warmup")

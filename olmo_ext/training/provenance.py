@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import olmo_ext
-from olmo_ext.config import RunConfig
-from olmo_ext.rundir import RunDirectory
-from olmo_ext.secrecy import SECRET_VARIABLE, without_credentials
+from olmo_ext.base.run_directory import RunDirectory
+from olmo_ext.base.secrecy import SECRET_VARIABLE, without_credentials
+from olmo_ext.config.run_config import RunConfig
 
 PACKAGES = ("ai2-olmo", "torch", "numpy", "omegaconf", "datasets", "safetensors", "tokenizers", "transformers", "wandb")
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from olmo_ext.config import RunConfig
-from olmo_ext.rundir import MetricsRow, RunDirectory
+from olmo_ext.base.run_directory import MetricsRow, RunDirectory
+from olmo_ext.config.run_config import RunConfig
 from olmo_ext.training.distributed import Ranks
 from olmo_ext.training.reporting import Reporter
-from olmo_ext.upstream.training import RunTrainer
+from olmo_ext.upstream.trainer import RunTrainer
 
 KEPT = {"train/CrossEntropyLoss", "train/Perplexity", "train/ZLoss", "train/masked_instances_local_rank"}
 KEPT |= {"optim/total_grad_norm", "optim/learning_rate"}
@@ -22,7 +22,7 @@ KEPT |= {"optim/total_grad_norm", "optim/learning_rate"}
 class Recording:
     """One attempt's rows. Every rank calls it; rank 0 writes.
 
-    :param wandb_run: see `olmo_ext.training.wandb_run`.
+    :param wandb_run: see `olmo_ext.weights_and_biases.live_run`.
     """
 
     def __init__(
@@ -111,6 +111,6 @@ class Recording:
         """Dense bf16 FLOP/s of one device; None on a CPU and on a GPU that nobody has told us about."""
         if self._ranks.device.type != "cuda":
             return None
-        from olmo_ext.nodes import peak_flops_of_device
+        from olmo_ext.base.nodes import peak_flops_of_device
 
         return peak_flops_of_device(torch.cuda.get_device_name(), node=self._config.values["node"])

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from olmo_ext.quantities import format_count, format_seconds
+from olmo_ext.base.quantities import format_count, format_seconds
 
 log = logging.getLogger("olmo_ext.training")
 

@@ -9,7 +9,7 @@ import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
-from olmo_ext.errors import InputError
+from olmo_ext.base.errors import InputError
 
 INITIALISATIONS = ("normal", "mitchell", "full_megatron")
 """The `init_fn` that ai2-olmo can draw; its other names belong to checkpoints of older versions."""

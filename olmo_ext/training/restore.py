@@ -11,12 +11,12 @@ import torch
 from olmo.optim import LionW
 from olmo.torch_util import seed_all
 
-from olmo_ext.config import RunConfig
+from olmo_ext.base.errors import InputError
+from olmo_ext.config.run_config import RunConfig
 from olmo_ext.data.loader import compare_fingerprints
-from olmo_ext.errors import InputError
 from olmo_ext.training import checkpoint as files
 from olmo_ext.training.distributed import Ranks, agree
-from olmo_ext.training.state import (
+from olmo_ext.training.tensor_state import (
     OptimizerState,
     Tensors,
     check_fits,
@@ -24,7 +24,7 @@ from olmo_ext.training.state import (
     load_optimizer,
     restore_random_state,
 )
-from olmo_ext.upstream.training import RunTrainer
+from olmo_ext.upstream.trainer import RunTrainer
 
 
 def own_checkpoint(store: files.CheckpointStore, data: Mapping[str, Any], ranks: Ranks) -> Path | None:

@@ -22,12 +22,12 @@ from typing import Any
 
 import torch
 
-from olmo_ext.errors import WorkError
-from olmo_ext.files import sync_file
+from olmo_ext.base.errors import WorkError
+from olmo_ext.base.files import sync_file
 from olmo_ext.training import checkpoint as files
 from olmo_ext.training.distributed import Ranks, agree
-from olmo_ext.training.state import gather, gather_random_state
-from olmo_ext.upstream.training import RunTrainer
+from olmo_ext.training.tensor_state import gather, gather_random_state
+from olmo_ext.upstream.trainer import RunTrainer
 
 log = logging.getLogger("olmo_ext.training")
 

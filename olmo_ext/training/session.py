@@ -11,14 +11,13 @@ from typing import Any
 
 import torch
 
-from olmo_ext.config import RunConfig
+from olmo_ext.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, InputError, OlmoExtError, WorkError
+from olmo_ext.base.run_directory import RunDirectory, RunState
+from olmo_ext.config.run_config import RunConfig
+from olmo_ext.config.run_length import batch_per_rank, run_length, schedule_warnings
 from olmo_ext.data.loader import data_fingerprint, evaluation_fingerprints
-from olmo_ext.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, InputError, OlmoExtError, WorkError
-from olmo_ext.rundir import RunDirectory, RunState
-from olmo_ext.schedule import batch_per_rank, run_length, schedule_warnings
 from olmo_ext.training import checkpoint as files
 from olmo_ext.training import reporting as lines
-from olmo_ext.training import wandb_run
 from olmo_ext.training.building import build_trainer, effective_config
 from olmo_ext.training.distributed import Ranks, agree, any_rank, failure_of_another_rank
 from olmo_ext.training.early_stopping import early_stopping_reason
@@ -30,6 +29,7 @@ from olmo_ext.training.samples import SampleLog
 from olmo_ext.training.saving import Saver
 from olmo_ext.training.signals import StopRequest, TimeLimit, scheduler_end_time
 from olmo_ext.training.unused import unused_keys
+from olmo_ext.weights_and_biases import live_run as wandb_run
 
 log = logging.getLogger("olmo_ext.training")
 
@@ -37,7 +37,7 @@ HEARTBEAT_SECONDS = 15.0
 
 
 class Session:
-    """The hooks of one attempt (see `olmo_ext.upstream.training.Hooks`). Built on every rank; rank 0 writes.
+    """The hooks of one attempt (see `olmo_ext.upstream.trainer.Hooks`). Built on every rank; rank 0 writes.
 
     :param began: when the run was asked for, on `time.monotonic`: its time limit counts from there.
     """

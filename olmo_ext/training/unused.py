@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from olmo_ext.errors import InputError
-from olmo_ext.schema import load_schema
+from olmo_ext.base.errors import InputError
+from olmo_ext.config.schema import load_schema
 
 ONE_FORMAT = "there is one checkpoint format, for any number of ranks"
 ALWAYS = "a run always continues from its newest complete checkpoint"

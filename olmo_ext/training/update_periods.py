@@ -22,10 +22,10 @@ from typing import Any
 
 import torch
 
-from olmo_ext.blocks.registry import FFN_TYPES
-from olmo_ext.errors import InputError
-from olmo_ext.shapes.model import ModelShape
-from olmo_ext.training.parameter_names import clean_name
+from olmo_ext.base.errors import InputError
+from olmo_ext.shapes.layers import ModelShape
+from olmo_ext.shapes.registry import FFN_TYPES
+from olmo_ext.upstream.parameter_names import clean_name
 
 LEVEL = re.compile(r"\.(?:sub_mlps|ff_norms)\.(\d+)\.")
 SUM, COUNT = "grad_sum", "grad_count"

@@ -7,11 +7,10 @@ import warnings
 warnings.filterwarnings("ignore", message=r"register_new_resolver\(\) is deprecated", category=UserWarning)
 
 from olmo_ext.upstream.compile import CompileReport, compile_blocks
-from olmo_ext.upstream.model import (
+from olmo_ext.upstream.shaped_model import (
     ShapedModelConfig,
     build_from_model_config,
     build_model,
-    load_model_from_run,
     shaped_model_config,
 )
 from olmo_ext.upstream.version import check_upstream
@@ -23,6 +22,5 @@ __all__ = [
     "build_model",
     "check_upstream",
     "compile_blocks",
-    "load_model_from_run",
     "shaped_model_config",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 
-from olmo_ext.errors import InputError
+from olmo_ext.base.errors import InputError
 
 SUPPORTED = ("0.6.0",)
 """The last release; the package is frozen."""

@@ -31,7 +31,7 @@ MODEL: dict[str, Any] = {
 
 def tiny_config(**model: Any) -> Any:
     """A resolved run config; keyword arguments are keys of the model section."""
-    from olmo_ext.config import load_run_config
+    from olmo_ext.config.run_config import load_run_config
 
     return load_run_config({"model": {**copy.deepcopy(MODEL), **model}, "seed": 7})
 

@@ -189,7 +189,7 @@ def test_layers_of_two_head_sizes_in_one_model_keep_apart(built, tokens):
     """A config has one head_dim; a shape may have several."""
     import dataclasses
 
-    from olmo_ext.upstream.model import build_from_model_config, shape_to_dict
+    from olmo_ext.upstream.shaped_model import build_from_model_config, shape_to_dict
 
     model = built(attention={"head_dim": 12}, ffn=HOURGLASS)
     shape = model.config.model_shape
@@ -205,7 +205,7 @@ def test_layers_of_two_head_sizes_in_one_model_keep_apart(built, tokens):
 
 
 def test_alibi_with_another_head_count_is_refused(built):
-    from olmo_ext.errors import InputError
+    from olmo_ext.base.errors import InputError
 
     with pytest.raises(InputError, match="ALiBi"):
         built(rope=False, alibi=True, attention={"n_heads": 2, "head_dim": 16})

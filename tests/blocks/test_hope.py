@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from olmo_ext.errors import InputError
+from olmo_ext.base.errors import InputError
 
 LEVELS = {"d_ff": [24, 16, 12]}
 HOPE = {"type": "hope", **LEVELS, "update_periods": [1, 4, 16]}
@@ -69,7 +69,7 @@ def test_the_taper_acts_on_every_level_and_keeps_each_mean(tiny):
 
 def test_the_periods_reach_the_shape_and_come_back_from_the_models_config(tiny):
     from olmo_ext.training.update_periods import periods_of
-    from olmo_ext.upstream.model import shape_from_dict, shaped_model_config
+    from olmo_ext.upstream.shaped_model import shape_from_dict, shaped_model_config
 
     config = tiny(ffn=HOPE)
     assert periods_of(config.shape) == (1, 4, 16)

@@ -44,7 +44,7 @@ def test_it_is_built_counted_initialised_trained_and_tapered(config_file):
     from olmo.config import TrainConfig
     from olmo.optim import get_param_groups
 
-    from olmo_ext.config import load_run_config
+    from olmo_ext.config.run_config import load_run_config
     from olmo_ext.upstream import build_model
 
     config = load_run_config(config_file)
@@ -76,7 +76,7 @@ def test_it_is_built_counted_initialised_trained_and_tapered(config_file):
 def test_its_counts_are_made_without_torch(config_file):
     code = (
         f"import sys; sys.path.insert(0, {str(FIXTURES)!r})\n"
-        f"from olmo_ext.config import load_run_config\n"
+        f"from olmo_ext.config.run_config import load_run_config\n"
         f"print(load_run_config({str(config_file)!r}).counts.ffn, 'torch' in sys.modules)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -85,8 +85,8 @@ def test_its_counts_are_made_without_torch(config_file):
 
 
 def test_its_wrong_options_are_refused_by_name(config_file):
-    from olmo_ext.config import load_run_config
-    from olmo_ext.errors import InputError
+    from olmo_ext.base.errors import InputError
+    from olmo_ext.config.run_config import load_run_config
 
     with pytest.raises(InputError, match=r"model\.ffn.*rank 40"):
         load_run_config(config_file, ["model.ffn.rank=40"])
@@ -97,8 +97,8 @@ def test_its_wrong_options_are_refused_by_name(config_file):
 def test_a_module_that_initialises_itself_is_left_to_it_and_raw_weights_are_refused(tiny, monkeypatch):
     from torch import nn
 
-    from olmo_ext.blocks.registry import FFN_TYPES
-    from olmo_ext.errors import InputError
+    from olmo_ext.base.errors import InputError
+    from olmo_ext.shapes.registry import FFN_TYPES
     from olmo_ext.upstream import build_model
 
     calls = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from olmo_ext.errors import InputError
+from olmo_ext.base.errors import InputError
 
 HOURGLASS = {"type": "hourglass", "d_ff": 16, "num_sub_mlps": 2}
 FORMS = {
@@ -264,7 +264,7 @@ def test_fine_grained_checkpointing_and_mixed_precision_keep_the_numbers(name, b
 
 
 def test_the_memory_works_in_fp32_under_autocast(built, monkeypatch):
-    from olmo_ext.blocks.modules import titans_layer
+    from olmo_ext.blocks import titans_layer
 
     seen = set()
     run = titans_layer.run_memory
@@ -283,7 +283,7 @@ def test_the_memory_works_in_fp32_under_autocast(built, monkeypatch):
 
 
 def test_what_a_memory_cannot_honour_is_refused(built, tokens):
-    from olmo_ext.config import load_run_config
+    from olmo_ext.config.run_config import load_run_config
 
     model = built(attention=FORMS["lmm"], ffn=HOURGLASS)
     with pytest.raises(InputError, match="document"):

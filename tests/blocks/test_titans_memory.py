@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from olmo_ext.blocks.modules.titans_memory import Gates, Memory, run_memory
+from olmo_ext.blocks.titans_memory import Gates, Memory, run_memory
 
 TIME, DIM, HIDDEN, HEADS, BATCH = 29, 4, 6, 2, 2
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from olmo_ext.base.errors import InputError
+from olmo_ext.base.run_directory import RunDirectory
 from olmo_ext.compare.collect import read_surviving, read_sweep, split_seed
-from olmo_ext.errors import InputError
-from olmo_ext.rundir import RunDirectory
 
 from .synthetic import make_run, make_sweep
 

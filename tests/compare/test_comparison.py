@@ -12,13 +12,13 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
+from olmo_ext.base.errors import InputError
 from olmo_ext.compare.collect import read_sweep
 from olmo_ext.compare.comparison import compare_sweep
 from olmo_ext.compare.report.page import render
 from olmo_ext.compare.statistics import METHOD_DOCUMENTS, METHOD_NONE
 from olmo_ext.compare.table import print_comparison
 from olmo_ext.compare.views import shape_names
-from olmo_ext.errors import InputError
 
 from .known import BASE, SHORT, compared, documents, shifted
 from .synthetic import BATCH_TOKENS, make_shape, make_sweep

@@ -9,15 +9,16 @@ import socket
 import pytest
 import yaml
 
-from olmo_ext.compare import dashboard, dashboard_text, sync
+from olmo_ext.base.errors import InputError, WorkError
+from olmo_ext.base.run_directory import RunDirectory
+from olmo_ext.compare import dashboard, dashboard_text
 from olmo_ext.compare.collect import read_sweep
 from olmo_ext.compare.comparison import compare_sweep
-from olmo_ext.errors import InputError, WorkError
-from olmo_ext.rundir import RunDirectory
-from olmo_ext.training import wandb_settings
+from olmo_ext.weights_and_biases import settings as wandb_settings
+from olmo_ext.weights_and_biases import sync
 from tests.compare.synthetic import make_shape, make_sweep
-from tests.compare.wandb_runs import command, compare_with_golden
-from tests.wandb_server import WandbServer
+from tests.weights_and_biases.wandb_runs import command, compare_with_golden
+from tests.weights_and_biases.wandb_server import WandbServer
 
 EXPECTED = {
     "paper": {"title": "A paper", "arxiv": "0000.00000"},

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from olmo_ext.base.errors import InputError
 from olmo_ext.compare.collect import read_sweep
 from olmo_ext.compare.comparison import compare_sweep
 from olmo_ext.compare.paper import judge, read_expected
 from olmo_ext.compare.statistics import Difference
-from olmo_ext.errors import InputError
 
 from .known import BASE, SHORT, shifted
 from .synthetic import BATCH_TOKENS, make_sweep

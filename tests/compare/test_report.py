@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from olmo_ext.base.quantities import format_count
 from olmo_ext.compare.collect import read_sweep
 from olmo_ext.compare.comparison import compare_sweep
 from olmo_ext.compare.outcome import Comparison
@@ -20,7 +21,6 @@ from olmo_ext.compare.report.heatmaps import layer_means, needle_scores
 from olmo_ext.compare.report.page import render, write_report
 from olmo_ext.compare.report.payload import emphasised
 from olmo_ext.compare.report.thinning import extremes, means
-from olmo_ext.quantities import format_count
 
 from .browser import CHROMIUM, Browser
 from .synthetic import make_shape, make_sweep

@@ -16,12 +16,12 @@ import pytest
 import zstandard
 from click.testing import CliRunner
 
+from olmo_ext.base.errors import InputError, WorkError
+from olmo_ext.config.corpus_manifest import corpus_config, read_manifest
 from olmo_ext.data.corpus import build_corpus
 from olmo_ext.data.corpus_command import corpus
-from olmo_ext.data.corpus_manifest import corpus_config, read_manifest
 from olmo_ext.data.corpus_sources import EmbeddedSource, FileSource
 from olmo_ext.data.tokenizer import load_tokenizer
-from olmo_ext.errors import InputError, WorkError
 
 ZSTD_FRAME = zstandard.compress(b'{"text": "x"}\n' * 9)
 EMBEDDED = ("-c", "import sys; from olmo_ext.data.corpus_command import corpus; corpus(sys.argv[1:])")
@@ -336,7 +336,7 @@ def test_a_killed_build_leaves_no_corpus_and_its_rest_is_cleared(tmp_path: Path)
 
 
 def test_corpus_config_is_what_a_run_config_takes(tmp_path: Path) -> None:
-    from olmo_ext.config import load_run_config
+    from olmo_ext.config.run_config import load_run_config
 
     write_documents(tmp_path / "in")
     build_corpus(FileSource([tmp_path / "in"]), tmp_path / "out", tokenizer="bpe:300")
@@ -352,7 +352,7 @@ def test_corpus_config_is_what_a_run_config_takes(tmp_path: Path) -> None:
 
 def test_a_corpus_file_that_was_cut_is_named_before_a_run_knows_it(tmp_path: Path) -> None:
     """A first start has no fingerprint to compare with: it would train on less, without a word."""
-    from olmo_ext.config import load_run_config
+    from olmo_ext.config.run_config import load_run_config
     from olmo_ext.data.fingerprint import data_fingerprint, evaluation_fingerprints
 
     write_documents(tmp_path / "in", 40)
@@ -369,8 +369,8 @@ def test_a_corpus_file_that_was_cut_is_named_before_a_run_knows_it(tmp_path: Pat
 
 def test_a_runs_own_config_loads_where_its_corpus_is_no_more(tmp_path: Path) -> None:
     """Its weights are exported, evaluated and compared, and the run goes on from where the corpus lies now."""
-    from olmo_ext.config import load_run_config
-    from olmo_ext.errors import InputError
+    from olmo_ext.base.errors import InputError
+    from olmo_ext.config.run_config import load_run_config
 
     write_documents(tmp_path / "in")
     build_corpus(FileSource([tmp_path / "in"]), tmp_path / "out", tokenizer="bpe:300")

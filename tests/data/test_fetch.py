@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from olmo_ext.base.errors import InputError, WorkError
+from olmo_ext.data.byte_ranges import MAX_GAP, MAX_REQUEST, plan_requests
 from olmo_ext.data.fetch import FetchOptions, FetchReport, SubsetFetch
 from olmo_ext.data.order import full_order
-from olmo_ext.data.plan_requests import MAX_GAP, MAX_REQUEST, plan_requests
 from olmo_ext.data.sources import Source, load_source
 from olmo_ext.data.stores import Stores
 from olmo_ext.data.subset import Subset
 from olmo_ext.data.survey import SourceManifest, survey, survey_to
-from olmo_ext.errors import InputError, WorkError
 from tests.data.http_server import FileServer
 from tests.data.synthetic import LENGTH, write_source
 

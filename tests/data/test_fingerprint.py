@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from olmo_ext.base.errors import InputError
 from olmo_ext.data.fingerprint import compare_fingerprints, data_fingerprint, evaluation_fingerprints
 from olmo_ext.data.shared_orders import orders_shared
-from olmo_ext.errors import InputError
 from tests.data.helpers import make_values
 
 Files = Callable[..., list[Path]]

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from olmo_ext.base.errors import InputError, WorkError
 from olmo_ext.data.loader import TrainLoader, build_train_loader
 from olmo_ext.data.order import first_of_order
-from olmo_ext.errors import InputError, WorkError
 from tests.data.helpers import VOCABULARY, make_values
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")

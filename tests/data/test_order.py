@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import olmo_ext.data.order as order
+from olmo_ext.base.errors import InputError
 from olmo_ext.data.order import first_of_order
-from olmo_ext.errors import InputError
 
 METHODS = ("sparse", "sparse-numpy")
 

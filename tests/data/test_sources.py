@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from olmo_ext.base.errors import InputError
 from olmo_ext.data.sources import expand, load_source, packaged_sources, parse_map
-from olmo_ext.errors import InputError
 
 PUBLISHED_SHA256 = "eabf4ae9c05665249233fec9dbfc000a6188500cfd377a188a151a71f443eade"
 ROOT = Path(__file__).parents[2]

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from olmo_ext.base.errors import InputError
 from olmo_ext.cli import main
 from olmo_ext.data.fetch import FetchOptions, SubsetFetch
 from olmo_ext.data.fingerprint import compare_fingerprints, data_fingerprint
@@ -23,7 +24,6 @@ from olmo_ext.data.sources import load_source
 from olmo_ext.data.subset import Subset
 from olmo_ext.data.survey import SourceManifest, survey
 from olmo_ext.data.verify import Check, SubsetVerification
-from olmo_ext.errors import InputError
 from tests.data.http_server import FileServer
 from tests.data.synthetic import LENGTH, write_source
 
@@ -365,7 +365,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
 
 def test_data_commands_need_no_torch() -> None:
     code = (
-        "import sys, olmo_ext.data.command, olmo_ext.data.fetch, olmo_ext.data.survey, olmo_ext.data.verify,"
+        "import sys, olmo_ext.data.data_command, olmo_ext.data.fetch, olmo_ext.data.survey, olmo_ext.data.verify,"
         " olmo_ext.data.fingerprint, olmo_ext.data.order, olmo_ext.data.inspect\n"
         "heavy = {'torch', 'olmo', 'numba', 'obstore', 'pandas', 'datasets'} & set(sys.modules)\n"
         "assert not heavy, heavy"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from olmo_ext.base.errors import InputError
 from olmo_ext.data.tokenizer import load_tokenizer, olmo_data_file, train_bpe
-from olmo_ext.errors import InputError
 
 PARAGRAPHS = "one line\nanother\n\nA paragraph.\r\nWindows  \nspaces before\n\n\n    indented\n\n\nend\n" * 40
 TEXT = "class A:\n    def f(self):\n\n        return 'ünïcode' # 12345\n\n\n\tx = 1\r\nfoo(\n)\nend\n" * 40

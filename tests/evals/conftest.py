@@ -57,7 +57,7 @@ def olmo(tokenizer: Any) -> Any:
 
 @pytest.fixture(scope="session")
 def model(olmo: Any) -> Any:
-    from olmo_ext.evals.model import EvaluatedModel
+    from olmo_ext.evals.target import EvaluatedModel
 
     return EvaluatedModel(olmo, max_sequence_length=256)
 

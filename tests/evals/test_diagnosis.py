@@ -13,11 +13,11 @@ import torch
 from scipy import stats
 from torch import nn
 
-from olmo_ext.errors import InputError
+from olmo_ext.base.errors import InputError
 from olmo_ext.evals.diagnosis import DEAD_BELOW, diagnose, effective_rank, pearson_with_depth
 from olmo_ext.evals.diagnosis_report import diagnosis_table, write_plot
-from olmo_ext.evals.model import EvaluatedModel
 from olmo_ext.evals.taps import find_taps
+from olmo_ext.evals.target import EvaluatedModel
 
 from .conftest import build_olmo
 
@@ -221,7 +221,7 @@ def test_the_table_and_the_plot_show_every_layer_and_sub_mlp(tmp_path: Any) -> N
 @pytest.mark.parametrize("norm_after", [False, True])
 def test_our_blocks_are_read_sub_mlp_by_sub_mlp(norm_after: bool) -> None:
     """A tapered hourglass: three sub-MLPs a layer, other widths in every layer."""
-    from olmo_ext.config import load_run_config
+    from olmo_ext.config.run_config import load_run_config
     from olmo_ext.upstream import build_model
 
     section = {"d_model": 32, "n_heads": 4, "n_layers": 3, "norm_after": norm_after, "max_sequence_length": 64}

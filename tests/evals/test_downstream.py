@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from olmo_ext.errors import InputError
+from olmo_ext.base.errors import InputError
 from olmo_ext.evals.downstream import (
     Choice,
     Task,
@@ -23,8 +23,8 @@ from olmo_ext.evals.downstream import (
     score_task,
 )
 from olmo_ext.evals.lambada import evaluate_lambada, load_passages, split_passage
-from olmo_ext.evals.model import EvaluatedModel
 from olmo_ext.evals.results import Result
+from olmo_ext.evals.target import EvaluatedModel
 from olmo_ext.evals.tasks import PAPER_B_AVERAGE, expand_tasks
 
 TASKS = ("copa", "sciq", "winogrande", "natural_qs_open_ppl", "openbook_qa", "commitment_bank", "arc_easy_rc_0shot_bpb")

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from olmo_ext.errors import InputError
+from olmo_ext.base.errors import InputError
 from olmo_ext.evals.generation import choose, generate
-from olmo_ext.evals.model import EvaluatedModel
+from olmo_ext.evals.target import EvaluatedModel
 
 PROMPT = [5, 9, 300, 41, 7, 7, 88]
 

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from olmo_ext.errors import InputError
+from olmo_ext.base.errors import InputError
 from olmo_ext.evals import needle
 from olmo_ext.evals.generation import generate
 from olmo_ext.evals.heat_map import write_heat_map
-from olmo_ext.evals.model import EvaluatedModel
 from olmo_ext.evals.needle import (
     ADJECTIVES,
     NOUNS,
@@ -23,6 +22,7 @@ from olmo_ext.evals.needle import (
     sentence,
     sentences_of,
 )
+from olmo_ext.evals.target import EvaluatedModel
 
 ESSAY = sentences_of(
     "The valley is wide. It has a mill! Who knows the river? The bridge is old. Rain fell for days.\n" * 9

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from olmo_ext.errors import InputError, WorkError
-from olmo_ext.evals.model import EvaluatedModel
+from olmo_ext.base.errors import InputError, WorkError
 from olmo_ext.evals.perplexity import (
     PerplexityResult,
     TokenSet,
@@ -21,6 +20,7 @@ from olmo_ext.evals.perplexity import (
     open_token_set,
     perplexity,
 )
+from olmo_ext.evals.target import EvaluatedModel
 
 VOCABULARY = 50
 

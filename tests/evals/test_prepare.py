@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from olmo_ext.errors import InputError
+from olmo_ext.base.errors import InputError
+from olmo_ext.data.validation_sets import PERPLEXITY_SETS
 from olmo_ext.evals import prepare as module
-from olmo_ext.evals.prepare import FILES, PERPLEXITY_SETS, prepare, prepared_file
+from olmo_ext.evals.prepare import FILES, prepare, prepared_file
 from olmo_ext.evals.tasks import EvaluationOptions, require_files
 
 
@@ -125,7 +126,7 @@ def test_without_network_what_is_missing_is_named(tmp_path: Path, monkeypatch: p
 
 def test_a_missing_file_is_told_within_seconds_before_torch_is_imported(tmp_path: Path) -> None:
     code = (
-        "import sys; from olmo_ext.evals.command import evaluate\n"
+        "import sys; from olmo_ext.evals.eval_command import evaluate\n"
         f"try: evaluate.main(['run', '--tasks', 'lambada', '--prepared', {str(tmp_path)!r}], standalone_mode=False)\n"
         "except Exception as error: print(type(error).__name__, error, 'torch' in sys.modules)"
     )

@@ -138,8 +138,8 @@ def make_run(tmp_path_factory, tokenizer_file):
     def make(kind: str, *, std: float = 0.2) -> Path:
         import torch
 
-        from olmo_ext.config import load_run_config
-        from olmo_ext.rundir import RunDirectory
+        from olmo_ext.base.run_directory import RunDirectory
+        from olmo_ext.config.run_config import load_run_config
         from olmo_ext.training import checkpoint
         from olmo_ext.upstream import build_model
 
@@ -171,7 +171,7 @@ def exported(make_run, tmp_path_factory):
             from olmo_ext.data.tokenizer import load_tokenizer
             from olmo_ext.export.card import origin_of
             from olmo_ext.export.folder import export_model
-            from olmo_ext.upstream import load_model_from_run
+            from olmo_ext.training.load_model import load_model_from_run
 
             run = make_run(kind)
             model, config = load_model_from_run(run)

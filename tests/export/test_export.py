@@ -27,7 +27,7 @@ def load_auto(folder, **options):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_folder_loads_and_gives_the_runs_logits(kind, exported):
-    from olmo_ext.upstream import load_model_from_run
+    from olmo_ext.training.load_model import load_model_from_run
 
     run, folder = exported(kind)
     model, _ = load_model_from_run(run)
@@ -65,7 +65,7 @@ def test_the_card_names_the_checkpoint_and_its_lines_load_the_folder(kind, expor
 def test_generation_with_left_padding_continues_as_the_run_does(kind, exported):
     from transformers import AutoTokenizer
 
-    from olmo_ext.upstream import load_model_from_run
+    from olmo_ext.training.load_model import load_model_from_run
 
     run, folder = exported(kind)
     model, _ = load_model_from_run(run)
@@ -127,13 +127,13 @@ def test_the_tokenizer_loads_as_export_says_without_a_question_or_a_warning(kind
 def test_our_package_registers_the_class_so_that_no_remote_code_is_needed(exported):
     from transformers import AutoConfig
 
-    from olmo_ext.export.hf import register
+    from olmo_ext.hf import register
 
     register()
     register()
     folder = exported("tapered")[1]
     assert AutoConfig.from_pretrained(folder).intermediate_size == [96, 64, 32]
-    assert load_auto(folder).__class__.__module__ == "olmo_ext.export.hf.modeling_olmo_ext"
+    assert load_auto(folder).__class__.__module__ == "olmo_ext.hf.modeling_olmo_ext"
 
 
 @pytest.mark.parametrize("kind", ["gated taper", "titans mag", "titans mal"])
@@ -182,8 +182,8 @@ HALVES, LAYERS = (swap_halves, "layer 1 "), (swap_layers, "layer 0 .*layer 2 ")
 def test_a_wrong_conversion_is_refused_by_layer_and_leaves_nothing(
     kind, std, damage, named, make_run, tmp_path, monkeypatch, tokenizer_file
 ):
+    from olmo_ext.base.errors import WorkError
     from olmo_ext.cli import cli
-    from olmo_ext.errors import WorkError
     from olmo_ext.export import folder as module
 
     convert = module.to_hugging_face
@@ -201,9 +201,9 @@ def test_a_wrong_conversion_is_refused_by_layer_and_leaves_nothing(
 
 @pytest.mark.parametrize("kind", ["tapered", "titans mal"])
 def test_a_cache_that_forgets_is_refused(kind, make_run, tmp_path, monkeypatch):
+    from olmo_ext.base.errors import WorkError
     from olmo_ext.cli import cli
-    from olmo_ext.errors import WorkError
-    from olmo_ext.export import verify
+    from olmo_ext.export import equality as verify
 
     monkeypatch.setattr(verify, "_cache_of", lambda output: None)
     with pytest.raises(WorkError, match="decoding with the cache: logits differ"):
@@ -212,8 +212,8 @@ def test_a_cache_that_forgets_is_refused(kind, make_run, tmp_path, monkeypatch):
 
 
 def test_a_target_that_exists_is_not_touched(make_run, tmp_path):
+    from olmo_ext.base.errors import InputError
     from olmo_ext.cli import cli
-    from olmo_ext.errors import InputError
 
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "precious").write_text("x")
@@ -223,8 +223,8 @@ def test_a_target_that_exists_is_not_touched(make_run, tmp_path):
 
 
 def test_a_tokenizer_that_makes_nothing_of_text_is_told():
-    from olmo_ext.errors import WorkError
-    from olmo_ext.export.verify import real_tokens
+    from olmo_ext.base.errors import WorkError
+    from olmo_ext.export.equality import real_tokens
 
     with pytest.raises(WorkError, match="no token of English text"):
         real_tokens(lambda text: [], length=8)
@@ -249,11 +249,11 @@ def test_large_models_are_sharded_with_an_index(exported, tmp_path):
 def test_types_without_a_hugging_face_form_are_named(exported, monkeypatch):
     import dataclasses
 
-    from olmo_ext.blocks.conventional import ConventionalFFN
-    from olmo_ext.blocks.registry import ATTENTION_TYPES, FFN_TYPES, AttentionType, FFNType
-    from olmo_ext.errors import InputError
-    from olmo_ext.export.names import CUSTOM, entries
-    from olmo_ext.upstream import load_model_from_run
+    from olmo_ext.base.errors import InputError
+    from olmo_ext.hf.names import CUSTOM, entries
+    from olmo_ext.shapes.registry import ATTENTION_TYPES, FFN_TYPES, AttentionType, FFNType
+    from olmo_ext.shapes.types.conventional import ConventionalFFN
+    from olmo_ext.training.load_model import load_model_from_run
 
     class Mine(FFNType):
         name = "mine"

@@ -16,7 +16,7 @@ def run_import(source, target):
 
 
 def logits_of(run):
-    from olmo_ext.upstream import load_model_from_run
+    from olmo_ext.training.load_model import load_model_from_run
 
     model, config = load_model_from_run(run)
     tokens = torch.randint(2, 300, (2, 40), generator=torch.Generator().manual_seed(5))
@@ -32,8 +32,8 @@ def logits_of(run):
     ],
 )
 def test_export_then_import_is_the_same_model_bit_for_bit(kind, exported, tmp_path, capsys):
-    from olmo_ext.rundir import RunDirectory
-    from olmo_ext.upstream import load_model_from_run
+    from olmo_ext.base.run_directory import RunDirectory
+    from olmo_ext.training.load_model import load_model_from_run
 
     run, folder = exported(kind)
     run_import(folder, tmp_path / "back")
@@ -164,7 +164,7 @@ def add_token(path, number):
 
 
 def test_what_cannot_be_imported_is_said_in_one_line_and_leaves_nothing(exported, tmp_path):
-    from olmo_ext.errors import InputError, WorkError
+    from olmo_ext.base.errors import InputError, WorkError
     from olmo_ext.export.importer import import_model
 
     copies = {}
@@ -226,7 +226,7 @@ def test_what_cannot_be_imported_is_said_in_one_line_and_leaves_nothing(exported
     ],
 )
 def test_a_folder_whose_layers_are_not_those_of_its_olmo_model_is_refused(kind, key, change, exported, tmp_path):
-    from olmo_ext.errors import InputError
+    from olmo_ext.base.errors import InputError
     from olmo_ext.export.importer import import_model
 
     folder = shutil.copytree(exported(kind)[1], tmp_path / "folder")
@@ -250,7 +250,7 @@ def test_code_in_a_folder_is_not_run_by_an_import(exported, tmp_path):
 
 
 def test_a_pickle_with_code_in_it_is_not_run(tmp_path):
-    from olmo_ext.errors import InputError
+    from olmo_ext.base.errors import InputError
     from olmo_ext.export.importer import import_model
 
     class Bomb:

@@ -28,7 +28,7 @@ metric_list:
 
 def test_lm_eval_scores_the_folder_without_network(exported, tmp_path):
     from olmo_ext.data.tokenizer import load_tokenizer
-    from olmo_ext.upstream import load_model_from_run
+    from olmo_ext.training.load_model import load_model_from_run
 
     run, folder = exported("titans among attention")
     items = [

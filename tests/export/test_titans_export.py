@@ -34,7 +34,7 @@ def prompts(rows=2):
 def test_the_folders_code_runs_where_our_package_is_not(exported, tmp_path):
     import os
 
-    from olmo_ext.upstream import load_model_from_run
+    from olmo_ext.training.load_model import load_model_from_run
 
     run, folder = exported("titans mag")
     result = subprocess.run(
@@ -122,8 +122,8 @@ def test_what_a_memory_cannot_do_is_said(exported):
     "chunk,window,added,longest", [(64, 0, 0, 2048), (16, 0, 0, 2048), (16, 100, 3, 512), (20, 6, 2, 48)]
 )
 def test_the_compared_tokens_end_beyond_the_end_of_a_chunk(chunk, window, added, longest):
-    from olmo_ext.config import load_run_config
-    from olmo_ext.export import verify
+    from olmo_ext.config.run_config import load_run_config
+    from olmo_ext.export import equality as verify
 
     options = {"form": "mag", "window": window} if window else {}
     attention = {"type": "titans", "chunk_size": chunk, "persistent_tokens": added, **options}
@@ -135,10 +135,10 @@ def test_the_compared_tokens_end_beyond_the_end_of_a_chunk(chunk, window, added,
 
 
 def test_a_state_that_is_wrong_only_after_a_chunk_has_ended_is_refused(make_run, tmp_path, monkeypatch):
+    from olmo_ext.base.errors import WorkError
     from olmo_ext.cli import cli
-    from olmo_ext.errors import WorkError
     from olmo_ext.export import folder
-    from olmo_ext.export.hf import register
+    from olmo_ext.hf import register
 
     # Where our own classes are known, it is still the folder's code that is tried.
     register()
@@ -147,7 +147,7 @@ def test_a_state_that_is_wrong_only_after_a_chunk_has_ended_is_refused(make_run,
 
     def wrong(module):
         source = whole(module)
-        assert module != "olmo_ext.blocks.modules.titans_layer" or right in source
+        assert module != "olmo_ext.blocks.titans_layer" or right in source
         return source.replace(right, "seen = before.seen * 0")
 
     monkeypatch.setattr(folder, "standing_alone", wrong)
@@ -157,8 +157,8 @@ def test_a_state_that_is_wrong_only_after_a_chunk_has_ended_is_refused(make_run,
 
 
 def test_the_rounding_that_is_allowed_for_is_the_models_own(exported):
-    from olmo_ext.export import verify
-    from olmo_ext.upstream import load_model_from_run
+    from olmo_ext.export import equality as verify
+    from olmo_ext.training.load_model import load_model_from_run
 
     model, _ = load_model_from_run(exported("titans mag")[0])
     with torch.no_grad():
@@ -168,10 +168,10 @@ def test_the_rounding_that_is_allowed_for_is_the_models_own(exported):
 
 
 def test_a_model_that_computes_no_numbers_is_not_called_different(make_run, tmp_path):
-    from olmo_ext.errors import WorkError
+    from olmo_ext.base.errors import WorkError
     from olmo_ext.export.card import origin_of
     from olmo_ext.export.folder import export_model
-    from olmo_ext.upstream import load_model_from_run
+    from olmo_ext.training.load_model import load_model_from_run
 
     run = make_run("titans")
     model, config = load_model_from_run(run)
@@ -196,10 +196,10 @@ def test_a_fresh_hugging_face_model_starts_as_ours_do(exported):
     """The gates' biases, which nothing but the memory's own code knows."""
     from transformers import AutoConfig
 
-    from olmo_ext.export.hf.modeling_olmo_ext import OlmoExtForCausalLM
+    from olmo_ext.hf.modeling_olmo_ext import OlmoExtForCausalLM
 
     config = AutoConfig.from_pretrained(exported("titans")[1], trust_remote_code=True)
-    from olmo_ext.export.hf.configuration_olmo_ext import OlmoExtConfig
+    from olmo_ext.hf.configuration_olmo_ext import OlmoExtConfig
 
     torch.manual_seed(0)
     model = OlmoExtForCausalLM(OlmoExtConfig(**config.to_dict())).eval()

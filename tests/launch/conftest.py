@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from olmo_ext.launch.command import launch as launch_command
+from olmo_ext.launch.launch_command import launch as launch_command
 
 CONFIG = """
 model: {d_model: 64, n_heads: 4, n_layers: 2, max_sequence_length: 8, vocab_size: 256, embedding_size: 256,

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from olmo_ext.errors import InputError, WorkError
+from olmo_ext.base.errors import InputError, WorkError
+from olmo_ext.base.run_directory import RunDirectory, RunState
 from olmo_ext.launch.cancel import cancel_runs
-from olmo_ext.launch.command import cancel as cancel_command
+from olmo_ext.launch.launch_command import cancel as cancel_command
 from olmo_ext.launch.local import launcher_of, sweep_lock
-from olmo_ext.rundir import RunDirectory, RunState
 
 SLURM = {
     "squeue": """#!/bin/bash

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from olmo_ext.base.run_directory import RunDirectory
 from olmo_ext.launch.local import worker_environment
-from olmo_ext.rundir import RunDirectory
 from tests.launch.conftest import CONFIG
 
 Launch = Callable[..., subprocess.Popen]

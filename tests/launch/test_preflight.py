@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from olmo_ext.errors import InputError
+from olmo_ext.base.errors import InputError
+from olmo_ext.base.nodes import load_hardware
+from olmo_ext.base.run_directory import MetricsRow
+from olmo_ext.config.sweep import load_sweep
+from olmo_ext.launch.fit_to_node import Placement, estimate, node_settings
 from olmo_ext.launch.freeze import freeze_code, link_code
-from olmo_ext.launch.plan import members_of, prepare
+from olmo_ext.launch.members import members_of, prepare
 from olmo_ext.launch.preflight import preflight
-from olmo_ext.launch.rule import Placement, estimate, node_settings
-from olmo_ext.launch.sweep import load_sweep
-from olmo_ext.nodes import load_hardware
-from olmo_ext.rundir import MetricsRow
-from olmo_ext.training.run import is_finished
+from olmo_ext.training.train import is_finished
 
 BASE = """
 model: {d_model: 64, n_heads: 4, n_layers: 2, max_sequence_length: 8, vocab_size: 256, embedding_size: 256,

@@ -20,7 +20,7 @@ def test_a_ctrl_c_while_training_is_being_loaded_is_130_and_no_traceback(
     def interrupted(*arguments: object, **options: object) -> None:
         raise raised
 
-    monkeypatch.setattr("olmo_ext.training.command.train.callback", interrupted)
+    monkeypatch.setattr("olmo_ext.training.train_command.train.callback", interrupted)
     monkeypatch.setattr(sys, "argv", ["train.py", "config.yaml"])
     assert runpy.run_path(str(SCRIPTS / "train.py"))["main"]() == 130
     assert "Traceback" not in capsys.readouterr().err

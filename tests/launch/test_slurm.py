@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from olmo_ext.errors import InputError
-from olmo_ext.launch.rule import Placement
+from olmo_ext.base.errors import InputError
+from olmo_ext.base.nodes import load_hardware
+from olmo_ext.base.run_directory import RunDirectory, RunState
+from olmo_ext.launch.fit_to_node import Placement
 from olmo_ext.launch.slurm_command import Submission, sbatch_command, sbatch_runs, shell_line, time_option
 from olmo_ext.launch.slurm_job import (
     attempts_without_progress,
@@ -23,8 +25,6 @@ from olmo_ext.launch.slurm_job import (
     verdict_after,
 )
 from olmo_ext.launch.slurm_site import Site, read_site
-from olmo_ext.nodes import load_hardware
-from olmo_ext.rundir import RunDirectory, RunState
 
 REPOSITORY = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden" / "sbatch.txt"

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from olmo_ext.errors import InputError
+from olmo_ext.base.errors import InputError
+from olmo_ext.base.run_directory import RunDirectory, RunState
 from olmo_ext.launch import rank
 from olmo_ext.launch.slurm_job import attempts_without_progress, begin
 from olmo_ext.launch.slurm_queue import read_submissions, submitted_jobs
-from olmo_ext.rundir import RunDirectory, RunState
 
 ENTRY = Path(__file__).parents[2] / "olmo_ext" / "launch" / "entry" / "slurm_begin.py"
 JOB = {

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from olmo_ext.errors import InputError, WorkError
-from olmo_ext.launch.command import launch as launch_command
+from olmo_ext.base.errors import InputError, WorkError
+from olmo_ext.base.run_directory import RunDirectory, RunState
+from olmo_ext.launch.launch_command import launch as launch_command
 from olmo_ext.launch.slurm_queue import client_environment, record_submission
-from olmo_ext.rundir import RunDirectory, RunState
 from tests.launch.conftest import CONFIG, invoke, option, submitted
 
 REPOSITORY = Path(__file__).parents[2]

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from olmo_ext.launch.command import status as status_command
-from olmo_ext.launch.progress import last_lines, read_progress, tail_of
+from olmo_ext.base.run_directory import MetricsRow, RunDirectory, RunState
+from olmo_ext.launch.launch_command import status as status_command
+from olmo_ext.launch.run_progress import last_lines, read_progress, tail_of
 from olmo_ext.launch.status import run_status, sweep_status
-from olmo_ext.rundir import MetricsRow, RunDirectory, RunState
 
 
 def dead_pid() -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from olmo_ext.config import load_run_config
+from olmo_ext.config.run_config import load_run_config
 from olmo_ext.shapes.memory import CHECKPOINTED_LAYERS, StepSettings, estimate_memory, largest_micro_batch
 
 

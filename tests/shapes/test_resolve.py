@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from olmo_ext.config import load_run_config
-from olmo_ext.errors import InputError
+from olmo_ext.base.errors import InputError
+from olmo_ext.config.run_config import load_run_config
 from olmo_ext.shapes.resolve import resolution_notes
 
 BASE = {"d_model": 128, "n_heads": 4, "n_layers": 4, "rope": True, "include_bias": False}

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from olmo_ext.rundir import RunDirectory
+from olmo_ext.base.run_directory import RunDirectory
 
 REPOSITORY = Path(__file__).parents[2]
 FAKE_TRAINING = REPOSITORY / "tests" / "launch" / "fake_training"

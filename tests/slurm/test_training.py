@@ -82,7 +82,7 @@ SLOW_FFN = """
 import os
 import time
 
-from olmo_ext.blocks.registry import FFNType, register_ffn
+from olmo_ext.shapes.registry import FFNType, register_ffn
 
 
 @register_ffn

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from olmo_ext.errors import InputError, WorkError
+from olmo_ext.base.errors import InputError, WorkError
 from olmo_ext.training import checkpoint
 from olmo_ext.training.checkpoint import MARKER, MODEL, OPTIMIZER, CheckpointStore, Snapshot
 
@@ -239,7 +239,7 @@ def test_retention_keeps_what_was_written_after_falling_back_behind_a_damaged_ch
 
 
 def test_nothing_in_a_checkpoint_is_pickled(forked, config, tmp_path):
-    from olmo_ext.training.run import train
+    from olmo_ext.training.train import train
 
     assert forked(lambda: train(config(), run_directory=tmp_path / "run")).code == 0
     folder = tmp_path / "run/checkpoints/step4"

@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from olmo_ext.errors import InputError
-from olmo_ext.rundir import RunDirectory
-from olmo_ext.training.run import check_environment, train
+from olmo_ext.base.errors import InputError
+from olmo_ext.base.run_directory import RunDirectory
+from olmo_ext.training.train import check_environment, train
 
 FSDP = ("distributed_strategy=fsdp", "fsdp.wrapping_strategy=by_block")
 
@@ -22,7 +22,7 @@ FSDP = ("distributed_strategy=fsdp", "fsdp.wrapping_strategy=by_block")
 def save_first_step(folder: Path) -> None:
     """Write initial weights and the gradients of step 1, gathered as a checkpoint gathers them, into `folder`."""
     from olmo_ext.training.session import Session
-    from olmo_ext.training.state import gather
+    from olmo_ext.training.tensor_state import gather
 
     original = Session.stop_requested
 
@@ -30,7 +30,7 @@ def save_first_step(folder: Path) -> None:
         if step == 1:
             from torch.distributed.fsdp import FullyShardedDataParallel as Sharded
 
-            from olmo_ext.training.parameter_names import clean_name
+            from olmo_ext.upstream.parameter_names import clean_name
 
             weights, _ = gather(self.trainer.dist_model, self.trainer.optim)
             model = self.trainer.dist_model
@@ -70,7 +70,7 @@ def first_step(forked, on_ranks, config, tmp_path):
 def test_weights_gradients_and_losses_are_the_same_for_every_strategy_and_number_of_ranks(
     first_step, config, metric_rows
 ):
-    from olmo_ext.upstream.model import build_model
+    from olmo_ext.upstream.shaped_model import build_model
 
     text = config()
     built = build_model(text).state_dict()
@@ -126,7 +126,7 @@ def test_masked_instances_do_not_shrink_the_gradient_on_any_number_of_ranks(firs
             torch.testing.assert_close(other[key], tensor, rtol=1e-5, atol=1e-6 * float(tensor.abs().max()))
     # By hand: the mean over the unmasked labels of the first batch.
     from olmo_ext.data.loader import build_train_loader
-    from olmo_ext.upstream.model import build_model
+    from olmo_ext.upstream.shaped_model import build_model
 
     text = config(*settings, data=data)
     batch = next(iter(build_train_loader(text.values, rank=0, world_size=1, work_dir=folder)))

@@ -13,10 +13,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from olmo_ext.errors import InputError
-from olmo_ext.rundir import RunDirectory
-from olmo_ext.training.run import train
+from olmo_ext.base.errors import InputError
+from olmo_ext.base.run_directory import RunDirectory
 from olmo_ext.training.signals import StopRequest, TimeLimit
+from olmo_ext.training.train import train
 
 HOURGLASS = ("model.ffn.type=hourglass", "model.ffn.d_ff=8", "model.ffn.num_sub_mlps=3", "model.n_layers=4")
 TAPER = ("model.ffn.taper.schedule=linear", "model.ffn.taper.start=1.5", "model.ffn.taper.end=0.5")
@@ -98,7 +98,7 @@ def test_a_run_leaves_everything_that_is_known_about_it(forked, config, tmp_path
     assert {"code", "packages", "python", "host", "device", "world_size", "data", "command"} <= set(provenance)
     assert provenance["packages"]["ai2-olmo"] == "0.6.0" and provenance["data"]["instances"] == 96
     assert set(provenance["data"]["evaluation"]) == {"held-out"}
-    from olmo_ext.config import load_run_config
+    from olmo_ext.config.run_config import load_run_config
 
     assert load_run_config(run / "config.yaml").values == text.values
     rows = RunDirectory(run).read_metrics()
@@ -153,7 +153,7 @@ def test_groups_of_validation_data_and_a_subset_are_the_same_on_two_ranks(
     # By hand, over all validation instances at once.
     import numpy as np
 
-    from olmo_ext.upstream.model import load_model_from_run
+    from olmo_ext.training.load_model import load_model_from_run
 
     model, _ = load_model_from_run(one)
     ids = torch.from_numpy(np.fromfile(tokens / "validation.bin", dtype=np.uint16).astype(np.int64)).view(21, 16)
@@ -231,7 +231,7 @@ def test_a_task_has_the_same_score_and_item_count_on_one_and_two_ranks(
 )
 def test_two_evaluations_of_one_name_are_refused(config, second):
     from olmo_ext.training.evaluators import build_evaluators
-    from olmo_ext.upstream.training import train_config
+    from olmo_ext.upstream.trainer import train_config
 
     evaluators = [{"label": "v", "data": {"paths": ["a.bin"]}}, {"label": "copa", "type": "downstream"}, second]
     cfg = train_config(config(evaluators=evaluators))
@@ -399,7 +399,7 @@ def test_what_olmo_refuses_while_it_builds_is_one_line(forked, config, tmp_path,
 
 
 def test_an_environment_set_up_by_halves_is_refused(monkeypatch):
-    from olmo_ext.training.run import check_environment
+    from olmo_ext.training.train import check_environment
 
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(InputError, match="RANK"):

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from olmo_ext.errors import InputError
-from olmo_ext.rundir import MetricsRow, RunDirectory
+from olmo_ext.base.errors import InputError
+from olmo_ext.base.run_directory import MetricsRow, RunDirectory
 from olmo_ext.training.identity import check_same_run
-from olmo_ext.training.run import train
+from olmo_ext.training.train import train
 
 
 def stop_at(step: int, number: int, *, rank: int = 0) -> None:
@@ -136,7 +136,7 @@ def test_a_kill_between_the_last_save_and_its_evaluation_loses_no_evaluation(for
     run = tmp_path / "run"
 
     def killed():
-        from olmo_ext.upstream.training import RunTrainer
+        from olmo_ext.upstream.trainer import RunTrainer
 
         RunTrainer.eval = lambda self: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
         return train(config(), run_directory=run)
@@ -183,7 +183,7 @@ def test_a_run_that_never_took_a_step_takes_a_corrected_config(forked, config, t
     run = tmp_path / "run"
 
     def dies_in_its_first_step(text):
-        from olmo_ext.upstream.training import RunTrainer
+        from olmo_ext.upstream.trainer import RunTrainer
 
         def die(self, batch):
             raise AssertionError("no such kernel")
@@ -284,7 +284,7 @@ def test_two_processes_cannot_train_one_run(forked, config, tmp_path):
     run = tmp_path / "run"
 
     def both():
-        from olmo_ext.training.run import only_one
+        from olmo_ext.training.train import only_one
 
         with only_one(RunDirectory(run)):
             return train(config(), run_directory=run)
@@ -297,8 +297,9 @@ def test_a_second_interrupt_leaves_at_once(forked, config, tmp_path):
     run = tmp_path / "run"
 
     def twice():
-        from olmo_ext.training import signals, wandb_run
+        from olmo_ext.training import signals
         from olmo_ext.training.session import Session
+        from olmo_ext.weights_and_biases import live_run as wandb_run
 
         signals.REPEAT_SECONDS = 0.05
         # A server that does not answer is not waited for.
@@ -328,7 +329,8 @@ def test_interrupts_after_the_end_leave_what_was_written(forked, config, tmp_pat
     run = tmp_path / "run"
 
     def late():
-        from olmo_ext.training import signals, wandb_run
+        from olmo_ext.training import signals
+        from olmo_ext.weights_and_biases import live_run as wandb_run
 
         signals.REPEAT_SECONDS = 0.05
 
@@ -416,7 +418,7 @@ def test_a_process_that_starts_while_another_finishes_the_run_leaves_it_as_it_is
     run = tmp_path / "run"
 
     def late(*overrides: str) -> int:
-        import olmo_ext.training.run as module
+        import olmo_ext.training.train as module
 
         only_one = module.only_one
 

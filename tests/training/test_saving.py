@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from olmo_ext.rundir import RunDirectory
-from olmo_ext.training.run import train
+from olmo_ext.base.run_directory import RunDirectory
+from olmo_ext.training.train import train
 
 
 def in_background(*, fails: bool = False, after: str = "") -> None:
     """Write in a thread; the checkpoint of step 2 only after the run has recorded `after`."""
-    from olmo_ext.errors import WorkError
+    from olmo_ext.base.errors import WorkError
     from olmo_ext.training import saving
     from olmo_ext.training.checkpoint import CheckpointStore
 
@@ -39,7 +39,7 @@ def test_what_was_gathered_does_not_count_the_steps_that_follow():
     """AdamW counts in place, on the CPU beside weights on a GPU, while a thread writes: the counter would be ahead."""
     import torch
 
-    from olmo_ext.training.state import gather
+    from olmo_ext.training.tensor_state import gather
 
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.AdamW([{"params": list(model.parameters()), "param_names": ["weight", "bias"]}])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from olmo_ext.training.run import train
+from olmo_ext.training.train import train
 
 TITANS = ("model.attention.type=titans", "model.attention.form=mag", "model.attention.window=6")
 TITANS += ("model.attention.chunk_size=5", "model.attention.persistent_tokens=2")

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from olmo_ext.errors import InputError
-from olmo_ext.training.run import train
+from olmo_ext.base.errors import InputError
+from olmo_ext.training.train import train
 
 LEVELS = ("model.ffn.type=hope", "model.ffn.d_ff=[12,8,8]")
 PERIODS = (*LEVELS, "model.ffn.update_periods=[1,3,4]")
@@ -30,8 +30,8 @@ def small_model(config, *overrides):
     from olmo.optim import build_optimizer
 
     from olmo_ext.training.update_periods import with_update_periods
-    from olmo_ext.upstream.model import build_model
-    from olmo_ext.upstream.training import train_config
+    from olmo_ext.upstream.shaped_model import build_model
+    from olmo_ext.upstream.trainer import train_config
 
     text = config(*PERIODS, *overrides)
     model = build_model(text)
@@ -218,7 +218,7 @@ def test_micro_batches_ranks_and_strategies_give_the_same_levels(run):
 
 
 def test_a_period_longer_than_the_run_leaves_the_level_as_it_was_drawn(forked, config, tmp_path):
-    from olmo_ext.upstream.model import build_model
+    from olmo_ext.upstream.shaped_model import build_model
 
     text = config(*LEVELS, "model.ffn.update_periods=[1,1,1000]")
     assert forked(lambda: train(text, run_directory=tmp_path / "run")).code == 0

@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from olmo_ext.rundir import RunDirectory
-from olmo_ext.training.run import train
+from olmo_ext.base.run_directory import RunDirectory
+from olmo_ext.training.train import train
 
 
 @pytest.fixture
@@ -124,8 +124,8 @@ def write_olmo_checkpoint(folder: Path, text, *, by_name: bool) -> dict[str, tor
     """What stock OLMo's unsharded checkpointer writes under DDP (numbers) and FSDP (names)."""
     from olmo.optim import build_optimizer
 
-    from olmo_ext.upstream.model import build_model
-    from olmo_ext.upstream.training import train_config
+    from olmo_ext.upstream.shaped_model import build_model
+    from olmo_ext.upstream.trainer import train_config
 
     model = build_model(text, seed=11)
     optimizer = build_optimizer(train_config(text), model)
@@ -200,7 +200,7 @@ def test_an_optimizer_that_needs_more_than_the_checkpoint_has_is_refused(forked,
 
 
 def test_an_imported_model_gives_weights_alone(config, tmp_path):
-    from olmo_ext.errors import InputError
+    from olmo_ext.base.errors import InputError
     from olmo_ext.training.checkpoint import CheckpointStore, Snapshot
     from olmo_ext.training.distributed import Ranks
     from olmo_ext.training.foreign import load_foreign
@@ -236,7 +236,7 @@ def test_an_imported_model_gives_weights_alone(config, tmp_path):
     ],
 )
 def test_a_foreign_checkpoint_of_any_content_is_one_line(config, tmp_path, files, said):
-    from olmo_ext.errors import InputError
+    from olmo_ext.base.errors import InputError
     from olmo_ext.training.foreign import load_foreign
 
     for name, content in files.items():

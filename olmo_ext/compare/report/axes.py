@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from html import escape
 
+from olmo_ext.base.quantities import format_count
 from olmo_ext.compare import words
 from olmo_ext.compare.group import GroupResult
 from olmo_ext.compare.outcome import Comparison
 from olmo_ext.compare.report.html import Html, behind, items, plot, section, table
 from olmo_ext.compare.report.sections import estimate
-from olmo_ext.quantities import format_count
 
 
 def axes(result: Comparison, present: set[str]) -> Html:

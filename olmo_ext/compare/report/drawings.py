@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from html import escape
 
+from olmo_ext.base.quantities import format_count
 from olmo_ext.compare import words
 from olmo_ext.compare.features import Features
 from olmo_ext.compare.statistics import Difference
-from olmo_ext.quantities import format_count
 
 WIDTH, LAYER, GAP = 232, 13, 3
 

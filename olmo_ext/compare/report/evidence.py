@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from html import escape
 
+from olmo_ext.base.secrecy import without_credentials
 from olmo_ext.compare import words
 from olmo_ext.compare.collect import Run, validation_metric
 from olmo_ext.compare.outcome import Comparison
@@ -12,7 +13,6 @@ from olmo_ext.compare.paper import PaperRow
 from olmo_ext.compare.report.html import Html, items, section, table
 from olmo_ext.compare.report.sections import estimate
 from olmo_ext.compare.table import describe_unfinished
-from olmo_ext.secrecy import without_credentials
 
 
 def paper(result: Comparison) -> Html:

@@ -10,13 +10,13 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from olmo_ext.base.errors import InputError
+from olmo_ext.base.files import write_atomically
 from olmo_ext.compare import words
 from olmo_ext.compare.outcome import Comparison
 from olmo_ext.compare.report import axes, evidence, sections
 from olmo_ext.compare.report.payload import payload
 from olmo_ext.compare.report.results import results_table
-from olmo_ext.errors import InputError
-from olmo_ext.files import write_atomically
 
 # `unsafe-inline` is this file's own script and style; nothing else may be loaded or contacted.
 POLICY = (

@@ -7,6 +7,7 @@ from html import escape
 
 import numpy as np
 
+from olmo_ext.base.quantities import format_count, format_seconds
 from olmo_ext.compare import words
 from olmo_ext.compare.collect import TRAIN_LOSS, validation_metric
 from olmo_ext.compare.group import GroupResult
@@ -16,7 +17,6 @@ from olmo_ext.compare.report.html import Html, behind, plot, section, table
 from olmo_ext.compare.report.payload import one_device
 from olmo_ext.compare.statistics import Difference, interpolate
 from olmo_ext.compare.views import AXES, AXIS_NAMES
-from olmo_ext.quantities import format_count, format_seconds
 
 CURVE_TABLE_POINTS = 8
 DECODING = ("KV bytes/token", "State bytes/sequence")

@@ -1,6 +1,6 @@
 """Started by path from the batch shell: an olmo-ext command inside a job."""
 
-from olmo_ext.cli import main
+import runpy
 
 if __name__ == "__main__":
-    main()
+    runpy.run_module("olmo_ext", run_name="__main__", alter_sys=True)

@@ -14,9 +14,9 @@ import signal
 import time
 from pathlib import Path
 
-import olmo_ext.training.run as real
-from olmo_ext.errors import InputError
-from olmo_ext.rundir import MetricsRow, RunDirectory
+import olmo_ext.training.train as real
+from olmo_ext.base.errors import InputError
+from olmo_ext.base.run_directory import MetricsRow, RunDirectory
 
 
 def is_held(name):

@@ -1,0 +1,309 @@
+"""The typed keys of a config: ai2-olmo's (a generated file) and ours, and turning text into typed values.
+
+No torch: `upstream_schema.json` is generated from ai2-olmo's dataclasses and tested equal to them.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import functools
+import importlib.resources
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from olmo_ext.base.errors import InputError
+from olmo_ext.base.quantities import parse_count, parse_fraction, parse_number, parse_seconds
+from olmo_ext.base.yaml_tree import Origins, is_null, plain_value
+from olmo_ext.config.ranges import out_of_range
+
+DEFAULT_ORDER_SEED = 6198
+"""The seed of OLMo-2's published data order."""
+
+
+def _field(type_: str, default: Any = None, *, optional: bool = True, items: str | None = None) -> dict[str, Any]:
+    entry: dict[str, Any] = {"type": type_, "default": default, "optional": optional}
+    if items:
+        entry["items"] = {"type": items, "optional": False}
+    return entry
+
+
+OUR_KEYS: dict[str, dict[str, Any]] = {
+    "TrainConfig": {
+        "budget": _field("class:BudgetSection"),
+        "plugins": _field("list", [], optional=False, items="str"),
+        "node": _field("str"),
+    },
+    "ModelConfig": {
+        "ffn": _field("class:FFNSection", {}, optional=False),
+        "attention": _field("class:AttentionSection", {}, optional=False),
+    },
+    "DataConfig": {"subset": _field("str"), "corpus": _field("str")},
+    "FFNSection": {
+        "type": _field("str", "conventional", optional=False),
+        "d_ff": _field("count_or_list"),
+        "ratio": _field("float"),
+        "multiple_of": _field("int"),
+        "num_sub_mlps": _field("int", 1, optional=False),
+        "taper": _field("class:TaperSection"),
+    },
+    "TaperSection": {
+        "schedule": _field("str"),
+        "start": _field("float"),
+        "end": _field("float"),
+        "steepness": _field("float"),
+        "groups": _field("list", items="float"),
+        "widths": _field("list", items="int"),
+        "multiple_of": _field("int"),
+    },
+    "AttentionSection": {
+        "type": _field("text_or_list", "softmax", optional=False),
+        "head_dim": _field("int"),
+        "n_heads": _field("count_or_list"),
+        "n_kv_heads": _field("count_or_list"),
+    },
+    "BudgetSection": {
+        "non_embedding": _field("int"),
+        "total": _field("int"),
+        "training_flops_per_token": _field("int"),
+        "tolerance": _field("fraction", 0.005, optional=False),
+        "attention": _field("text"),
+        "ffn": _field("text"),
+    },
+}
+"""What this package adds to OLMo's config, in the form of the generated schema."""
+
+OPEN_CLASSES = ("FFNSection", "AttentionSection")
+"""Sections that also take the options of the type they name."""
+
+SWEEP_WORDS = ("name", "base", "axes", "runs", "seeds", "seeds_change_data", "baseline", "unequal_budgets", "expected")
+"""What a sweep file holds beside the keys of a config (`olmo_ext.config.sweep`)."""
+
+CHANGED_DEFAULTS: dict[str, dict[str, Any]] = {
+    # ai2-olmo's defaults are GPT-2's: dropout of 0.1 everywhere, which no current recipe uses.
+    "ModelConfig": {"attention_dropout": 0.0, "residual_dropout": 0.0, "embedding_dropout": 0.0},
+    # Upstream's default entity and tag are its authors' own.
+    "WandbConfig": {"entity": None, "tags": []},
+    "TrainConfig": {"distributed_strategy": "ddp"},
+}
+SPECIAL_TYPES = {("TrainConfig", "time_limit"): "seconds"}
+
+
+@functools.cache
+def load_schema() -> dict[str, Any]:
+    """The merged schema: {"classes": {name: {key: entry}}, "enums": {name: [values]}}."""
+    text = importlib.resources.files("olmo_ext.resources").joinpath("upstream_schema.json").read_text()
+    schema = json.loads(text)
+    for name, fields in OUR_KEYS.items():
+        schema["classes"].setdefault(name, {}).update(copy.deepcopy(fields))
+    for name, defaults in CHANGED_DEFAULTS.items():
+        for key, value in defaults.items():
+            schema["classes"][name][key]["default"] = value
+    for (name, key), type_ in SPECIAL_TYPES.items():
+        schema["classes"][name][key]["type"] = type_
+    return schema
+
+
+def parse_duration(value: Any) -> int | str:
+    """`max_duration` in its one canonical form: steps (int), tokens (`"2500000000T"`) or epochs (`"2ep"`).
+
+    :raises ValueError: for anything else; `2.5B` alone says neither tokens nor steps.
+    """
+    text = str(value).strip()
+    # "T" ends OLMo's token counts ("2e12T", "2.5BT"); as a bare suffix it would be trillions of steps.
+    match = re.fullmatch(r"(.+?)\s*(ep|T)", text)
+    if match is None and re.fullmatch(r".*[KMBG]", text):
+        raise ValueError(f"{text!r} names no unit: {text}T is tokens, a bare number is steps")
+    amount = parse_count(match[1] if match else value)
+    if amount < 1:
+        raise ValueError(f"{text!r} is no training at all: at least one step")
+    return f"{amount}{match[2]}" if match else amount
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, (Mapping, list)):
+        raise ValueError(f"{_short(plain_value(value))} is not a single value")
+    return str(value)
+
+
+def _truth(value: Any) -> bool:
+    value = plain_value(value)
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    if not isinstance(value, bool):
+        raise ValueError(f"{value!r} is neither true nor false")
+    return value
+
+
+def _float(value: Any) -> float:
+    number = float(parse_number(value))
+    if not math.isfinite(number):
+        raise ValueError(f"{value!r} is not finite")
+    return number
+
+
+def _number(value: Any) -> int | float:
+    number = parse_number(value)
+    return int(number) if number == number.to_integral_value() else float(number)
+
+
+def _count_or_list(value: Any) -> int | list[int]:
+    return [parse_count(item) for item in value] if isinstance(value, list) else parse_count(value)
+
+
+def _text_or_list(value: Any) -> str | list[str]:
+    return [_text(item) for item in value] if isinstance(value, list) else _text(value)
+
+
+CONVERTERS: dict[str, Callable[[Any], Any]] = {
+    "int": parse_count,
+    "float": _float,
+    "number": _number,
+    "bool": _truth,
+    "str": _text,
+    "text": _text,
+    "duration": parse_duration,
+    "seconds": parse_seconds,
+    "fraction": parse_fraction,
+    "count_or_list": _count_or_list,
+    "text_or_list": _text_or_list,
+}
+
+
+def _place(key: str, origins: Origins) -> str:
+    """`file:line, key`, from the nearest key whose place is known."""
+    parts = key.split(".")
+    for end in range(len(parts), 0, -1):
+        if (place := origins.get(".".join(parts[:end]))) is not None:
+            return f"{place}, {key}"
+    return key
+
+
+def _like_default(value: Any, default: Any) -> Any:
+    """Convert an option of a registered type by the type of its default."""
+    if isinstance(default, bool):
+        return _truth(value)
+    if isinstance(default, int):
+        return parse_count(value)
+    if isinstance(default, float):
+        return _float(value)
+    if isinstance(default, str):
+        return _text(value)
+    return plain_value(value)
+
+
+def coerce_class(name: str, section: Any, *, key: str, origins: Origins, options: Mapping[str, Any]) -> dict:
+    """Type every key of a section, fill defaults, and refuse unknown keys with the nearest known one.
+
+    :param options: extra keys of an open section and their defaults.
+    :raises InputError: naming the file, line and key path.
+    """
+    fields = load_schema()["classes"][name]
+    if not isinstance(section, Mapping):
+        raise InputError(f"{section!r} is no section", where=_place(key, origins), right="it holds `key: value` lines")
+    for word in section:
+        if word not in fields and word not in options:
+            path = f"{key}.{word}" if key else word
+            known, sweep_words = [*fields, *options], [] if key else SWEEP_WORDS
+            near = difflib.get_close_matches(word, [*known, *sweep_words], n=1)
+            right = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(sorted(known))}"
+            if word in sweep_words:
+                right = "it makes a sweep, which `olmo-ext launch` runs"
+            if owners := _types_with_option(name, word):
+                # How a config drops what the one it extends says to another type.
+                if is_null(section[word]):
+                    continue
+                right = f"it belongs to type {' and '.join(owners)}; set an inherited one to null"
+            raise InputError(f"unknown key {word!r}", where=_place(path, origins), right=right)
+    result: dict[str, Any] = {}
+    for word, entry in fields.items():
+        path = f"{key}.{word}" if key else word
+        if word in section:
+            result[word] = coerce(section[word], entry, key=path, origins=origins)
+            if (allowed := out_of_range(name, word, result[word])) is not None:
+                raise InputError(f"{plain_value(section[word])!r}", where=_place(path, origins), right=allowed)
+        elif entry.get("required"):
+            raise InputError(f"{word!r} is missing", where=_place(path, origins))
+        else:
+            default = copy.deepcopy(entry["default"])
+            is_section = entry["type"].startswith("class:") and default is not None
+            result[word] = coerce(default, entry, key=path, origins=origins) if is_section else default
+    for word, default in options.items():
+        path = f"{key}.{word}" if key else word
+        try:
+            given = word in section and not is_null(section[word])
+            result[word] = _like_default(section[word], default) if given else copy.deepcopy(default)
+        except ValueError as error:
+            raise InputError(str(error), where=_place(path, origins)) from None
+    return result
+
+
+def _types_with_option(name: str, word: str) -> list[str]:
+    """The registered types of an open section that have this option."""
+    if name not in OPEN_CLASSES:
+        return []
+    from olmo_ext.shapes.registry import ATTENTION_TYPES, FFN_TYPES
+
+    registry: Any = FFN_TYPES if name == "FFNSection" else ATTENTION_TYPES
+    return [type_name for type_name in registry if word in registry.get(type_name).options]
+
+
+def _options(name: str, section: Any, key: str, origins: Origins) -> Mapping[str, Any]:
+    if name not in OPEN_CLASSES or not isinstance(section, Mapping):
+        return {}
+    from olmo_ext.shapes.registry import ATTENTION_TYPES, FFN_TYPES
+
+    registry: Any = FFN_TYPES if name == "FFNSection" else ATTENTION_TYPES
+    named = section.get("type", load_schema()["classes"][name]["type"]["default"])
+    options: dict[str, Any] = {}
+    for type_name in named if isinstance(named, list) else [named]:
+        if isinstance(type_name, (Mapping, list)) or is_null(type_name):
+            raise InputError(f"{plain_value(type_name)!r} names no type", where=_place(f"{key}.type", origins))
+        options.update(registry.get(str(type_name), where=_place(f"{key}.type", origins)).options)
+    return options
+
+
+def coerce(value: Any, entry: Mapping[str, Any], *, key: str, origins: Origins) -> Any:
+    """Give a value the type that the schema entry names.
+
+    :raises InputError: naming the file, line and key path.
+    """
+    kind = entry["type"]
+    if is_null(value):
+        if entry["optional"]:
+            return None
+        if kind.startswith("class:"):
+            value = {}
+        else:
+            raise InputError("no value", where=_place(key, origins), right=f"a value of type {kind} is needed")
+    if kind.startswith("class:"):
+        name = kind.partition(":")[2]
+        options = _options(name, value, key, origins)
+        return coerce_class(name, value, key=key, origins=origins, options=options)
+    try:
+        if kind.startswith("enum:"):
+            values = load_schema()["enums"][kind.partition(":")[2]]
+            if str(value) not in values:
+                raise ValueError(f"{str(value)!r} is none of {', '.join(values)}")
+            return str(value)
+        if kind == "list":
+            if not isinstance(value, (list, tuple)):
+                raise ValueError(f"{value!r} is not a list")
+            items = entry["items"]
+            return [coerce(item, items, key=f"{key}.{i}", origins=origins) for i, item in enumerate(value)]
+        if kind == "dict":
+            if not isinstance(value, Mapping):
+                raise ValueError(f"{value!r} is not a mapping")
+            items = entry["items"]
+            return {str(k): coerce(v, items, key=f"{key}.{k}", origins=origins) for k, v in value.items()}
+        return CONVERTERS[kind](value)
+    except ValueError as error:
+        raise InputError(str(error), where=_place(key, origins)) from None
