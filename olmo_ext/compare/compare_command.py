@@ -1,10 +1,8 @@
-"""`olmo-ext compare`, and the W&B commands that stand beside it."""
+"""`olmo-ext compare`."""
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -92,10 +90,3 @@ def _print(result: Any, *, as_json: bool, as_csv: bool) -> None:
         # A file or a pipe has no width; the table should not be folded to 80 columns there.
         console = console if console.is_terminal else Console(width=200)
         table.print_comparison(result, console)
-
-
-def __getattr__(name: str) -> Any:
-    """`dashboard` and `sync` come from their own module, which needs W&B: it is imported when one of them is called."""
-    if name in ("dashboard", "sync"):
-        return getattr(importlib.import_module("olmo_ext.compare.dashboard_command"), name)
-    raise AttributeError(name)
