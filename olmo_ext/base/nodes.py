@@ -12,7 +12,7 @@ from typing import Any
 
 from olmo_ext.base.errors import InputError
 from olmo_ext.base.quantities import parse_count, parse_number
-from olmo_ext.base.yaml_tree import is_null, merge, parse_yaml, plain_value, read_yaml
+from olmo_ext.base.yaml_tree import as_text, merge, parse_yaml, read_yaml
 
 USER_FILE = Path("slurm/nodes.yaml")
 """The user's copy, relative to the working directory."""
@@ -114,7 +114,7 @@ class _Entry:
         return self._tree[key]
 
     def positive(self, key: str, *, optional: bool = False) -> float | None:
-        if optional and plain_value(self._tree.get(key)) is None:
+        if optional and self._tree.get(key) is None:
             return None
         try:
             number = float(parse_number(self.get(key)))
@@ -137,7 +137,17 @@ class _Entry:
             raise InputError(str(error), where=f"{self._where}.{key}") from None
 
     def text(self, key: str) -> str:
-        return str(self.get(key))
+        return self._as_text(key, self.get(key))
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        value = self.get(key)
+        return tuple(self._as_text(key, item) for item in (value if isinstance(value, list) else [value]))
+
+    def _as_text(self, key: str, value: Any) -> str:
+        try:
+            return as_text(value)
+        except ValueError as error:
+            raise InputError(str(error), where=f"{self._where}.{key}") from None
 
 
 GPU_KEYS = ("device_names", "memory", "usable_memory", "peak_bf16", "peak_fp8", "bandwidth", "interconnect", "source")
@@ -147,10 +157,9 @@ NODE_KEYS = ("gpu", "gpus_per_node", "cpus_per_node", "memory", "mfu", "mfu_sour
 def _gpu(name: str, tree: Any, file: str) -> GPU:
     entry = _Entry(tree, f"{file}, gpus.{name}")
     entry.check_keys(GPU_KEYS)
-    names = entry.get("device_names")
     return GPU(
         name=name,
-        device_names=tuple(str(item) for item in names) if isinstance(names, list) else (str(names),),
+        device_names=entry.texts("device_names"),
         memory=entry.count("memory"),
         usable_memory=entry.count("usable_memory"),
         peak_bf16=entry.number("peak_bf16"),
@@ -207,7 +216,7 @@ def load_hardware(user_file: Path | None = None) -> Hardware:
     file = "nodes.yaml"
     if user_file is not None or path.exists():
         # A section whose lines are all comments is null, and adds nothing.
-        own = {key: value for key, value in read_yaml(path).items() if not is_null(value)}
+        own = {key: value for key, value in read_yaml(path).items() if value is not None}
         tree, file = merge(tree, own), str(path)
     _Entry(tree, file).check_keys(("gpus", "nodes"))
     gpus = {name: _gpu(name, entry, file) for name, entry in _section(tree, "gpus", file)}

@@ -18,6 +18,7 @@ import yaml
 
 from olmo_ext.base.errors import InputError
 from olmo_ext.base.files import append_line, write_atomically
+from olmo_ext.base.yaml_tree import dump_yaml
 
 STATUSES = ("pending", "running", "requeued", "done", "failed")
 
@@ -186,7 +187,7 @@ class RunDirectory:
 
     def write_config(self, values: dict[str, Any]) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.config_path, yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+        write_atomically(self.config_path, dump_yaml(values))
 
     def _read_json(self, path: Path) -> dict[str, Any]:
         try:

@@ -1,13 +1,14 @@
-"""YAML as text and structure: what a scalar means is decided by the key it stands under, not by YAML 1.1.
+"""YAML 1.2 through PyYAML: the place of every key is known, and no scalar is read as what nobody meant.
 
-PyYAML reads `4e-4` as text and `12:30:00` as 45000, OmegaConf reads the first as a float. Here a plain scalar stays the
-text that was written (`Plain`) until the schema gives it a type, so the launcher and the trainer cannot differ.
+PyYAML's own rules are YAML 1.1's: they take `12:30:00` for 45000, `on` for true and `4e-4` for text.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -15,43 +16,86 @@ import yaml
 
 from olmo_ext.base.errors import InputError
 
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-STANDARD_TAGS = {
-    f"tag:yaml.org,2002:{name}"
-    for name in ("str", "int", "float", "bool", "null", "seq", "map", "timestamp", "merge", "value")
-}
 LARGEST_TREE, DEEPEST_TREE = 2_000_000, 60
 """Values that a file may hold, aliases expanded, and levels of nesting."""
 
 Origins = dict[str, str]
 """Dotted key -> where it was set, `file:line` or `command line`."""
 
+_TAG = "tag:yaml.org,2002:"
+_NULLS = dict.fromkeys(("", "~", "null", "Null", "NULL"))
+_TRUTHS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+_EXPONENT = "[eE][-+]?[0-9]{1,3}"
 
-class Plain(str):
-    """An unquoted scalar, as written."""
+
+def _float(text: str) -> float | str:
+    """The number, or the text itself where a float would hold another number than the one that was written."""
+    number = float(text)
+    return number if math.isfinite(number) and Decimal(repr(number)) == Decimal(text) else text
 
 
-def plain_value(value: Any) -> Any:
-    """What an untyped plain scalar means: null, true, false, a number, or text (YAML 1.2's core rules)."""
-    if isinstance(value, Mapping):
-        return {key: plain_value(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [plain_value(item) for item in value]
-    if not isinstance(value, Plain):
-        return value
-    if value in ("", "~", "null", "Null", "NULL"):
-        return None
-    if value in ("true", "True", "TRUE", "false", "False", "FALSE"):
-        return value.lower() == "true"
-    if re.fullmatch(r"[+-]?\d+", value):
-        return int(value)
-    if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", value):
-        return float(value)
+_SCALARS: dict[str, tuple[str, Iterable[str], Callable[[str], Any]]] = {
+    "null": ("|".join(_NULLS), ("", *"~nN"), _NULLS.__getitem__),
+    "bool": ("|".join(_TRUTHS), "tTfF", _TRUTHS.__getitem__),
+    "int": ("0|-?[1-9][0-9]{0,99}", "-0123456789", int),
+    "float": (
+        rf"[-+]?(?:(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:{_EXPONENT})?|[0-9]+{_EXPONENT})",
+        "-+.0123456789",
+        _float,
+    ),
+}
+"""What is no text: its form, the characters that it begins with, its value. `007`, `+5` and `1_000` are text, which a
+key that holds a number reads."""
+
+
+class _Resolver(yaml.resolver.BaseResolver):
+    """YAML 1.2's core rules, for whole numbers in their one canonical form."""
+
+
+class _Loader(_Resolver, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    pass
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that YAML 1.1 or 1.2 would take for something else."""
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        # PyYAML escapes these line breaks between double quotes only; elsewhere a reader makes them blanks.
+        style = '"' if re.search("[\x85\u2028\u2029]", text) else None
+        return self.represent_scalar(_TAG + "str", text, style=style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
+
+
+for _name, (_form, _first, _) in _SCALARS.items():
+    for _class in (_Resolver, _Dumper):
+        _class.add_implicit_resolver(_TAG + _name, re.compile(rf"(?:{_form})\Z"), list(_first))
+
+
+def read_scalar(text: str) -> Any:
+    """None, true or false, a number or text: what an unquoted scalar means."""
+    return _value(_Resolver().resolve(yaml.ScalarNode, text, (True, False)), text)
+
+
+def _value(tag: str, text: str) -> Any:
+    name = tag.removeprefix(_TAG)
+    return text if name == "str" else _SCALARS[name][2](text)
+
+
+def as_text(value: Any) -> str:
+    """A value under a key that holds text. A whole number is the text that was written: its form is the only one.
+
+    :raises ValueError: for null, a list or mapping, and for a value that could have been written in another way.
+    """
+    if isinstance(value, (Mapping, list)):
+        shown = repr(value)
+        raise ValueError(f"{shown if len(shown) <= 80 else shown[:77] + '...'} is not a single value")
+    if value is None:
+        raise ValueError("no value; text is needed")
+    if isinstance(value, (bool, float)):
+        raise ValueError(f"{str(value).lower()} is no text; write it in quotes, exactly as it is meant")
     return str(value)
-
-
-def is_null(value: Any) -> bool:
-    return value is None or (isinstance(value, Plain) and plain_value(value) is None)
 
 
 def _check_size(root: yaml.Node, name: str) -> None:
@@ -89,10 +133,13 @@ def _convert(node: yaml.Node, key: str, name: str, origins: Origins) -> Any:
     if key:
         origins[key] = f"{name}:{node.start_mark.line + 1}" if node.start_mark else name
     where = origins.get(key, name)
-    if node.tag not in STANDARD_TAGS:
-        raise InputError(f"YAML tag {node.tag!r}", where=where, right="only plain YAML is read")
     if isinstance(node, yaml.ScalarNode):
-        return Plain(node.value) if not node.style else node.value
+        try:
+            return _value(node.tag, node.value)
+        except (KeyError, ValueError):
+            raise InputError(f"YAML tag {node.tag!r}", where=where, right="only plain YAML is read") from None
+    if node.tag not in (_TAG + "seq", _TAG + "map"):
+        raise InputError(f"YAML tag {node.tag!r}", where=where, right="only plain YAML is read")
     if isinstance(node, yaml.SequenceNode):
         return [_convert(item, f"{key}.{i}" if key else str(i), name, origins) for i, item in enumerate(node.value)]
     assert isinstance(node, yaml.MappingNode)
@@ -111,14 +158,14 @@ def _convert(node: yaml.Node, key: str, name: str, origins: Origins) -> Any:
 
 
 def parse_yaml(text: str, *, name: str, origins: Origins | None = None, key: str = "") -> Any:
-    """Parse YAML text into dicts, lists, `str` (quoted) and `Plain` (unquoted).
+    """Parse YAML text into dicts, lists and Python's None, bool, int, float and str.
 
     :param name: what to call the source in errors: a file's path or `command line`.
     :param origins: filled with the place of every key.
     :raises InputError: for text that is not YAML, repeated keys and tags.
     """
     try:
-        node = yaml.compose(text, Loader=LOADER)
+        node = yaml.compose(text, Loader=_Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{name}:{mark.line + 1}" if mark else name
@@ -138,11 +185,16 @@ def read_yaml(path: Path, origins: Origins | None = None) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot be read ({error})", where=str(path)) from None
     tree = parse_yaml(text, name=str(path), origins=origins)
-    if is_null(tree):
+    if tree is None:
         return {}
     if not isinstance(tree, dict):
         raise InputError("holds no `key: value` lines", where=str(path), right="a config is a YAML mapping")
     return tree
+
+
+def dump_yaml(tree: Any, **layout: Any) -> str:
+    """YAML that `parse_yaml`, and a reader of YAML 1.1, read back to the same values; `layout` is PyYAML's."""
+    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, **layout)
 
 
 def merge(base: Any, over: Any) -> Any:
@@ -183,6 +235,6 @@ def set_key(tree: dict[str, Any], dotted: str, value: Any, *, where: str) -> Non
         if last:
             node[index] = merge(node.get(index), value) if isinstance(node, dict) else value
         else:
-            if isinstance(node, dict) and (index not in node or is_null(node[index])):
+            if isinstance(node, dict) and (index not in node or node[index] is None):
                 node[index] = {}
             node = node[index]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from olmo_ext.base.errors import InputError
-from olmo_ext.base.yaml_tree import is_null, leaves, plain_value
+from olmo_ext.base.yaml_tree import leaves
 
 NAME_LIMIT = 120
 """Bytes of a run's name; W&B refuses more than 128 characters."""
@@ -60,7 +60,6 @@ def check_name(name: str, *, where: str) -> str:
 
 def _canonical(value: Any) -> str:
     """A value as text that does not depend on how it was written: 4e-4 and 0.0004 are one."""
-    value = plain_value(value)
     if isinstance(value, bool) or value is None:
         return str(value).lower()
     if isinstance(value, float):
@@ -92,7 +91,7 @@ def check_run_name(name: str, *, where: str) -> str:
 
 def as_list(value: Any) -> list[Any]:
     """A value that may be written as one or as a list; nothing for null."""
-    if is_null(value):
+    if value is None:
         return []
     return list(value) if isinstance(value, list) else [value]
 
@@ -102,7 +101,7 @@ def name_text(value: Any, default: str | None, *, where: str) -> str:
 
     :raises InputError: for a list, a mapping, and what YAML reads as a number, true or false; for null without default.
     """
-    value = default if is_null(value) else plain_value(value)
+    value = default if value is None else value
     if not isinstance(value, str):
         raise InputError(f"{value!r} is no text", where=where, right='a name; a number stands in quotes, as "7"')
     return value
@@ -110,7 +109,7 @@ def name_text(value: Any, default: str | None, *, where: str) -> str:
 
 def _flat(overrides: Any, *, where: str) -> dict[str, Any]:
     """An option's or listed run's overrides as dotted key -> value (nested mappings stay, to be merged)."""
-    if is_null(overrides):
+    if overrides is None:
         return {}
     if not isinstance(overrides, Mapping):
         raise InputError(f"{overrides!r} holds no overrides", where=where, right="{key: value, ...}")
@@ -125,13 +124,13 @@ def _axis_options(axis: str, options: Any, short: str, *, where: str) -> list[tu
     if isinstance(options, list):
         if axis in ("seed", "data.seed", "run_name"):
             raise InputError(f"{axis} cannot be an axis", where=where, right="use `seeds`")
-        return [(f"{short}{_slug(_canonical(v), 40)}", plain_value(v), {axis: v}) for v in options]
+        return [(f"{short}{_slug(_canonical(v), 40)}", v, {axis: v}) for v in options]
     raise InputError(f"{options!r} is no axis", where=where, right="a list of values, or {name: {key: value, ...}}")
 
 
 def _points(axes: Any, *, where: str) -> list[list[_Point]]:
     """The points of every axis."""
-    if is_null(axes):
+    if axes is None:
         return []
     if not isinstance(axes, Mapping):
         raise InputError("is no mapping", where=f"{where}, axes", right="`key: [values]` lines")
@@ -168,7 +167,7 @@ def _crossed(points: list[list[_Point]], *, where: str) -> list[Group]:
 
 
 def _listed(runs: Any, *, where: str) -> list[Group]:
-    if is_null(runs):
+    if runs is None:
         return []
     where = f"{where}, runs"
     if isinstance(runs, list):
@@ -182,9 +181,7 @@ def _listed(runs: Any, *, where: str) -> list[Group]:
         named = [(str(name), _flat(over, where=f"{where}.{name}")) for name, over in runs.items()]
     else:
         raise InputError(f"{runs!r} lists no runs", where=where, right="{name: {key: value, ...}}")
-    return [
-        Group(name=name, values={k: plain_value(v) for k, v in leaves(over)}, overrides=over) for name, over in named
-    ]
+    return [Group(name=name, values=dict(leaves(over)), overrides=over) for name, over in named]
 
 
 def groups_of(tree: Mapping[str, Any], *, num_seeds: int, where: str) -> list[Group]:
@@ -211,7 +208,7 @@ def seeds_of(tree: Mapping[str, Any], *, where: str) -> list[int]:
 
     :raises InputError: for anything but different whole numbers.
     """
-    seeds = plain_value(tree.get("seeds"))
+    seeds = tree.get("seeds")
     if seeds is None:
         return []
     if not isinstance(seeds, list) or not seeds or any(isinstance(s, bool) or not isinstance(s, int) for s in seeds):

@@ -18,22 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 import olmo_ext.shapes.types  # noqa: F401  (registers the built-in types)
 from olmo_ext.base.errors import InputError
 from olmo_ext.base.secrecy import SECRET_VARIABLE, refuse_credentials
-from olmo_ext.base.yaml_tree import (
-    Origins,
-    Plain,
-    is_null,
-    leaves,
-    merge,
-    parse_yaml,
-    plain_value,
-    read_yaml,
-    set_key,
-)
+from olmo_ext.base.yaml_tree import Origins, dump_yaml, leaves, merge, parse_yaml, read_scalar, read_yaml, set_key
 from olmo_ext.config.ranges import contradiction
 from olmo_ext.config.schema import DEFAULT_ORDER_SEED, coerce_class
 from olmo_ext.shapes.budget import BudgetReport, check_budget
@@ -85,7 +73,7 @@ class RunConfig:
 
     def dump(self) -> str:
         """The config as YAML that loads to the same values, alone."""
-        return yaml.safe_dump(self.values, sort_keys=False, allow_unicode=True, width=2**16)
+        return dump_yaml(self.values, width=2**16)
 
 
 def differing_keys(ours: Any, theirs: Any, key: str = "") -> list[str]:
@@ -115,7 +103,7 @@ def _extend(tree: dict[str, Any], folder: Path, origins: Origins, chain: tuple[P
     parents = tree.pop("extends", [])
     merged: dict[str, Any] = {}
     for parent in parents if isinstance(parents, list) else [parents]:
-        if is_null(parent) or not isinstance(parent, str):
+        if not isinstance(parent, str):
             raise InputError(f"{parent!r} is no path", where=f"{name}, extends", right="one path or a list of paths")
         if not (folder / str(parent)).exists():
             raise InputError(f"no such file {folder / str(parent)}", where=f"{name}, extends")
@@ -129,9 +117,11 @@ def parse_override(text: str) -> tuple[str, Any]:
     key = key.strip().removeprefix("--")
     if not equals or not re.fullmatch(r"[A-Za-z_][\w-]*(\.[\w-]+)*", key):
         raise InputError(f"override {text!r}", where="command line", right="write key=value, as in model.d_model=512")
-    if value == "" or not value.lstrip().startswith(("[", "{", '"', "'")):
+    if key == "run_name":
+        _refuse_empty_name(value, {key: "command line"})
+    if not value.lstrip().startswith(("[", "{", '"', "'")):
         # Free text: no YAML rules for colons, hashes or signs inside a bare word.
-        return key, Plain(value)
+        return key, read_scalar(value)
     return key, parse_yaml(value, name=f"command line, {key}")
 
 
@@ -176,7 +166,7 @@ def _interpolate(tree: dict[str, Any], origins: Origins) -> dict[str, Any]:
         OmegaConf.register_new_resolver(
             "path.glob", lambda *p: sorted(f for g in p for f in glob.glob(g)), replace=True
         )
-    config = OmegaConf.create(copy.deepcopy(plain_value(tree)))
+    config = OmegaConf.create(copy.deepcopy(tree))
     tree = copy.deepcopy(tree)
     for key, text in dynamic:
         try:
@@ -191,7 +181,7 @@ def _interpolate(tree: dict[str, Any], origins: Origins) -> dict[str, Any]:
 
 def import_plugins(names: Any) -> None:
     """Import the modules under `plugins:`; each registers its types. The current folder is searched too."""
-    if is_null(names) or not names:
+    if not names:
         return
     if not isinstance(names, list):
         raise InputError(f"{names!r} is not a list", where="plugins", right="a list of Python modules")
@@ -217,7 +207,7 @@ def plugins_of(path: Path) -> list[str]:
 
 def _legacy(tree: dict[str, Any]) -> None:
     """Spellings that OLMo itself still accepts."""
-    value = plain_value(tree.get("activation_checkpointing"))
+    value = tree.get("activation_checkpointing")
     if isinstance(value, bool):
         tree["activation_checkpointing"] = "whole_layer" if value else None
 
@@ -230,7 +220,7 @@ def _with_corpus(tree: dict[str, Any]) -> dict[str, Any]:
     """
     data = tree.get("data")
     corpus = data.get("corpus") if isinstance(data, dict) else None
-    if corpus is None or is_null(corpus) or all(_is_set(tree, key) for key in CORPUS_KEYS):
+    if corpus is None or all(_is_set(tree, key) for key in CORPUS_KEYS):
         return tree
     from olmo_ext.config.corpus_manifest import corpus_config
 
@@ -239,7 +229,7 @@ def _with_corpus(tree: dict[str, Any]) -> dict[str, Any]:
 
 def _is_set(tree: Any, dotted: str) -> bool:
     for part in dotted.split("."):
-        if not isinstance(tree, Mapping) or is_null(tree.get(part)):
+        if not isinstance(tree, Mapping) or tree.get(part) is None:
             return False
         tree = tree[part]
     return True
@@ -248,12 +238,9 @@ def _is_set(tree: Any, dotted: str) -> bool:
 def _refuse_empty_name(name: Any, origins: Origins) -> None:
     """A name that was given and is empty, such as an unset variable of a shell: another run would be meant than the one
     called like the file. `run_name:` with nothing behind it is YAML's null, in a file."""
-    place = origins.get("run_name", "")
-    written = not isinstance(name, Plain) or place == "command line"
-    if isinstance(name, str) and not name.strip() and written:
-        raise InputError(
-            "is empty", where=f"{place}, run_name".removeprefix(", "), right="a name, or null for the file's"
-        )
+    if isinstance(name, str) and not name.strip():
+        where = f"{origins.get('run_name', '')}, run_name".removeprefix(", ")
+        raise InputError("is empty", where=where, right="a name, or null for the file's")
 
 
 def load_run_config(
@@ -283,7 +270,7 @@ def load_run_config(
     tree = apply_overrides(tree, overrides, origins)
     origins.update(places or {})
     _refuse_empty_name(tree.get("run_name"), origins)
-    if path is not None and is_null(tree.get("run_name")):
+    if path is not None and tree.get("run_name") is None:
         tree["run_name"] = path.stem
     tree = _interpolate(tree, origins)
     for key, leaf in leaves(tree):

@@ -17,7 +17,7 @@ from typing import Any
 
 from olmo_ext.base.errors import InputError
 from olmo_ext.base.quantities import parse_count, parse_fraction, parse_number, parse_seconds
-from olmo_ext.base.yaml_tree import Origins, is_null, plain_value
+from olmo_ext.base.yaml_tree import Origins, as_text
 from olmo_ext.config.ranges import out_of_range
 
 DEFAULT_ORDER_SEED = 6198
@@ -123,19 +123,7 @@ def parse_duration(value: Any) -> int | str:
     return f"{amount}{match[2]}" if match else amount
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, (Mapping, list)):
-        raise ValueError(f"{_short(plain_value(value))} is not a single value")
-    return str(value)
-
-
 def _truth(value: Any) -> bool:
-    value = plain_value(value)
     if isinstance(value, str) and value.lower() in ("true", "false"):
         return value.lower() == "true"
     if not isinstance(value, bool):
@@ -160,7 +148,7 @@ def _count_or_list(value: Any) -> int | list[int]:
 
 
 def _text_or_list(value: Any) -> str | list[str]:
-    return [_text(item) for item in value] if isinstance(value, list) else _text(value)
+    return [as_text(item) for item in value] if isinstance(value, list) else as_text(value)
 
 
 CONVERTERS: dict[str, Callable[[Any], Any]] = {
@@ -168,8 +156,8 @@ CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "float": _float,
     "number": _number,
     "bool": _truth,
-    "str": _text,
-    "text": _text,
+    "str": as_text,
+    "text": as_text,
     "duration": parse_duration,
     "seconds": parse_seconds,
     "fraction": parse_fraction,
@@ -196,8 +184,8 @@ def _like_default(value: Any, default: Any) -> Any:
     if isinstance(default, float):
         return _float(value)
     if isinstance(default, str):
-        return _text(value)
-    return plain_value(value)
+        return as_text(value)
+    return value
 
 
 def coerce_class(name: str, section: Any, *, key: str, origins: Origins, options: Mapping[str, Any]) -> dict:
@@ -219,7 +207,7 @@ def coerce_class(name: str, section: Any, *, key: str, origins: Origins, options
                 right = "it makes a sweep, which `olmo-ext launch` runs"
             if owners := _types_with_option(name, word):
                 # How a config drops what the one it extends says to another type.
-                if is_null(section[word]):
+                if section[word] is None:
                     continue
                 right = f"it belongs to type {' and '.join(owners)}; set an inherited one to null"
             raise InputError(f"unknown key {word!r}", where=_place(path, origins), right=right)
@@ -229,7 +217,7 @@ def coerce_class(name: str, section: Any, *, key: str, origins: Origins, options
         if word in section:
             result[word] = coerce(section[word], entry, key=path, origins=origins)
             if (allowed := out_of_range(name, word, result[word])) is not None:
-                raise InputError(f"{plain_value(section[word])!r}", where=_place(path, origins), right=allowed)
+                raise InputError(f"{section[word]!r}", where=_place(path, origins), right=allowed)
         elif entry.get("required"):
             raise InputError(f"{word!r} is missing", where=_place(path, origins))
         else:
@@ -239,7 +227,7 @@ def coerce_class(name: str, section: Any, *, key: str, origins: Origins, options
     for word, default in options.items():
         path = f"{key}.{word}" if key else word
         try:
-            given = word in section and not is_null(section[word])
+            given = word in section and section[word] is not None
             result[word] = _like_default(section[word], default) if given else copy.deepcopy(default)
         except ValueError as error:
             raise InputError(str(error), where=_place(path, origins)) from None
@@ -265,8 +253,8 @@ def _options(name: str, section: Any, key: str, origins: Origins) -> Mapping[str
     named = section.get("type", load_schema()["classes"][name]["type"]["default"])
     options: dict[str, Any] = {}
     for type_name in named if isinstance(named, list) else [named]:
-        if isinstance(type_name, (Mapping, list)) or is_null(type_name):
-            raise InputError(f"{plain_value(type_name)!r} names no type", where=_place(f"{key}.type", origins))
+        if isinstance(type_name, (Mapping, list)) or type_name is None:
+            raise InputError(f"{type_name!r} names no type", where=_place(f"{key}.type", origins))
         options.update(registry.get(str(type_name), where=_place(f"{key}.type", origins)).options)
     return options
 
@@ -277,7 +265,7 @@ def coerce(value: Any, entry: Mapping[str, Any], *, key: str, origins: Origins) 
     :raises InputError: naming the file, line and key path.
     """
     kind = entry["type"]
-    if is_null(value):
+    if value is None:
         if entry["optional"]:
             return None
         if kind.startswith("class:"):

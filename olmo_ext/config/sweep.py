@@ -29,11 +29,11 @@ from typing import Any
 
 from olmo_ext.base.errors import InputError
 from olmo_ext.base.files import write_atomically
-from olmo_ext.base.yaml_tree import Origins, is_null, plain_value, read_yaml
+from olmo_ext.base.yaml_tree import Origins, read_yaml
 from olmo_ext.config.fairness import check_equal_budgets, refuse_twins
 from olmo_ext.config.groups import Group, as_list, check_name, check_run_name, groups_of, name_text, seeds_of
 from olmo_ext.config.run_config import RunConfig, load_run_config, parse_override
-from olmo_ext.config.schema import SWEEP_WORDS, load_schema
+from olmo_ext.config.schema import SWEEP_WORDS, coerce, load_schema
 from olmo_ext.config.sweep_run import SweepRun
 
 NodeRule = Callable[[RunConfig], Mapping[str, Any]]
@@ -65,10 +65,14 @@ def is_sweep_file(path: Path | str) -> bool:
 
 
 def _switch(tree: dict[str, Any], word: str, *, where: str) -> bool:
-    value = plain_value(tree.get(word, False))
+    value = tree.get(word, False)
     if not isinstance(value, bool):
         raise InputError(f"{value!r} is no switch", where=f"{where}, {word}", right="true or false")
     return value
+
+
+def _text(value: Any, word: str, origins: Origins) -> str:
+    return str(coerce(value, {"type": "str", "optional": False}, key=word, origins=origins))
 
 
 def _check_words(tree: dict[str, Any], origins: Origins, *, where: str) -> None:
@@ -170,8 +174,9 @@ def load_sweep(path: Path | str, overrides: Sequence[str] = (), *, rule: NodeRul
     members = groups_of(tree, num_seeds=max(1, len(seeds)), where=where)
     if not members:
         named = [value for key, value in map(parse_override, overrides) if key == "run_name"]
-        given = [text for text in (path.stem, common.get("run_name"), *named) if not is_null(text)]
-        members = [Group(name=str(given[-1]), values={}, overrides={})]
+        given = [text for text in (path.stem, common.get("run_name"), *named) if text is not None]
+        places = {"run_name": "command line"} if named else origins
+        members = [Group(name=_text(given[-1], "run_name", places), values={}, overrides={})]
     axis_keys = {
         key for member in members for key in member.overrides if not isinstance(member.overrides[key], Mapping)
     }
@@ -195,15 +200,15 @@ def load_sweep(path: Path | str, overrides: Sequence[str] = (), *, rule: NodeRul
     unequal = _switch(tree, "unequal_budgets", where=where)
     if not unequal:
         check_equal_budgets(runs, where=where)
-    baseline = runs[0].group if is_null(tree.get("baseline")) else str(tree["baseline"])
+    baseline = runs[0].group if tree.get("baseline") is None else _text(tree["baseline"], "baseline", origins)
     by_name = {run.name: run.group for run in runs} | {run.group: run.group for run in runs}
     if baseline not in by_name:
         near = difflib.get_close_matches(baseline, by_name, n=1)
         right = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(dict.fromkeys(by_name.values()))}"
         raise InputError(f"baseline {baseline!r} is no run", where=f"{where}, baseline", right=right)
     expected = None
-    if not is_null(tree.get("expected")):
-        expected = path.parent / str(tree["expected"])
+    if tree.get("expected") is not None:
+        expected = path.parent / _text(tree["expected"], "expected", origins)
         if not expected.is_file():
             raise InputError(f"no file {expected}", where=f"{where}, expected", right="a paper's figures")
     return Sweep(

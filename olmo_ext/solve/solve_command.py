@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-import yaml
 
 from olmo_ext.base.errors import InputError
 from olmo_ext.base.files import write_atomically
 from olmo_ext.base.quantities import format_count, parse_fraction
+from olmo_ext.base.yaml_tree import dump_yaml
 from olmo_ext.config.run_config import import_plugins, plugins_of
 from olmo_ext.shapes.counts import count
 from olmo_ext.solve.options import make_problem, taper_section
@@ -143,7 +143,7 @@ def _relative(base: Path, folder: Path) -> str:
 
 
 def _dump(tree: dict[str, Any]) -> str:
-    return yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=110)
+    return dump_yaml(tree, default_flow_style=None, width=110)
 
 
 def _plugins_section(plugins: Sequence[str]) -> dict[str, list[str]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from olmo_ext.base.errors import InputError
-from olmo_ext.base.yaml_tree import Plain, parse_yaml, plain_value
+from olmo_ext.base.yaml_tree import parse_yaml, read_scalar
 from olmo_ext.config.schema import CONVERTERS, coerce, coerce_class, load_schema, parse_duration
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +51,7 @@ def test_the_schema_file_equals_the_installed_upstream() -> None:
 )
 def test_a_value_reads_the_same_from_file_quotes_and_command_line(kind: str, text: str, value: object) -> None:
     entry = {"type": kind, "optional": True}
-    for written in (text, Plain(text), parse_yaml(f"key: {text}", name="f")["key"]):
+    for written in (text, read_scalar(text), parse_yaml(f"key: {text}", name="f")["key"]):
         read = coerce(written, entry, key="key", origins={})
         assert read == value and type(read) is type(value)
 
@@ -75,7 +75,7 @@ def test_a_value_reads_the_same_from_file_quotes_and_command_line(kind: str, tex
 )
 def test_a_value_of_the_wrong_type_is_an_error_that_names_the_key(kind: str, text: str) -> None:
     with pytest.raises(InputError, match="model.d_ff"):
-        coerce(Plain(text), {"type": kind, "optional": False}, key="model.d_ff", origins={})
+        coerce(read_scalar(text), {"type": kind, "optional": False}, key="model.d_ff", origins={})
 
 
 def test_an_unknown_key_names_the_nearest_known_one_and_its_line() -> None:
@@ -92,9 +92,18 @@ def test_text_that_is_no_plain_yaml_is_one_line(text: str) -> None:
     assert "\n" not in str(error.value) and "x.yaml" in str(error.value)
 
 
-def test_untyped_text_follows_yaml_1_2() -> None:
-    text = "[1, 1.5, 4e-4, true, on, 12:30:00, null, '1', 007]"
-    assert plain_value(parse_yaml(text, name="f")) == [1, 1.5, 4e-4, True, "on", "12:30:00", None, "1", 7]
+@pytest.mark.parametrize("text", ["1e3", "0.50", "true", "True", "FALSE", "1.0"])
+def test_text_that_reading_could_change_is_refused_until_it_stands_in_quotes(text: str) -> None:
+    entry = {"type": "str", "optional": False}
+    with pytest.raises(InputError, match="^run_name: .* is no text; write it in quotes") as error:
+        coerce(read_scalar(text), entry, key="run_name", origins={})
+    assert "\n" not in str(error.value)
+    assert coerce(parse_yaml(f'"{text}"', name="f"), entry, key="run_name", origins={}) == text
+
+
+@pytest.mark.parametrize("text", ["7", "-12", "0", "007", "+5", "1_000", "0x10", "12:30:00", "on", "2.5B"])
+def test_text_that_reads_in_one_way_only_needs_no_quotes(text: str) -> None:
+    assert coerce(read_scalar(text), {"type": "str", "optional": False}, key="run_name", origins={}) == text
 
 
 def test_dropout_is_zero_and_the_entity_is_nobodys_unless_said() -> None:
