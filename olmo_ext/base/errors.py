@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import os
+from collections.abc import Iterable
 
 EXIT_DONE = 0
 EXIT_FAILED = 1
@@ -36,6 +38,15 @@ class InputError(OlmoExtError):
         self.what, self.where, self.right = what, where, right
         text = f"{where}: {what}" if where else what
         super().__init__(f"{text}; {right}" if right else text)
+
+
+def did_you_mean(name: str, known: Iterable[str], *, otherwise: str, most: int = 1) -> str:
+    """The `right` of an error about an unknown name: the nearest known names, or `otherwise` if none is near.
+
+    :param most: how many names to offer, the nearest first.
+    """
+    near = difflib.get_close_matches(name, list(known), n=most)
+    return f"did you mean {' or '.join(map(repr, near))}?" if near else otherwise
 
 
 UNUSABLE_FILE = (

@@ -1,4 +1,11 @@
-"""Writing files so that a kill at any moment leaves the old content or the new one, never a mixture."""
+"""Writing files and folders so that a kill at any moment leaves the old content or the new one, never a mixture.
+
+What is on its way stands beside its place, under a name that says so and names the process:
+
+    .<name>.<machine>-<pid>.aside     a file or a link
+    <name>-aside-<machine>-<pid>      a folder
+    <name>-replaced-<machine>-<pid>   a folder that has just been replaced
+"""
 
 from __future__ import annotations
 
@@ -6,7 +13,10 @@ import glob
 import hashlib
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 
 def this_process() -> str:
@@ -23,45 +33,100 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_atomically(path: Path | str, content: str | bytes) -> None:
-    """Write `content` (text as UTF-8) beside `path`, fsync it, and rename it into place.
+@contextmanager
+def file_aside(path: Path) -> Iterator[BinaryIO]:
+    """A file to write in the block, at the end of which it is made durable and takes the place of `path`.
 
-    :raises OSError: naming `path`; its old content is untouched.
+    An error in the block removes it and leaves `path` as it was.
     """
-    path = Path(path)
-    data = content.encode() if isinstance(content, str) else content
-    aside = path.with_name(f".{path.name}.{this_process()}.aside")
+    aside = _file_aside(path)
     try:
         with open(aside, "wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)
-    except OSError as error:
-        aside.unlink(missing_ok=True)
-        # A disk that runs full names no file by itself.
-        raise OSError(error.errno, error.strerror, str(path)) from None
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
     sync_directory(path.parent)
 
 
-def make_aside(target: Path) -> Path:
-    """A new, empty folder beside `target`, to be renamed to it when it is whole.
+def write_atomically(path: Path | str, content: str | bytes) -> None:
+    """Write `content` (text as UTF-8) in the place of `path`.
 
-    What a process of this machine that was killed has left there is removed: it may be as large as a model. Of another
-    machine's processes nobody here knows which are alive.
+    :raises OSError: naming `path`; its old content is untouched.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    try:
+        with file_aside(Path(path)) as file:
+            file.write(data)
+    except OSError as error:
+        # A disk that runs full names no file by itself.
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def link_atomically(path: Path, destination: str) -> None:
+    """Make `path` a symbolic link to `destination`, also where it is a link to something else."""
+    aside = _file_aside(path)
+    aside.unlink(missing_ok=True)
+    os.symlink(destination, aside)
+    os.replace(aside, path)
+    sync_directory(path.parent)
+
+
+def _file_aside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{this_process()}.aside")
+
+
+@contextmanager
+def folder_aside(target: Path) -> Iterator[Path]:
+    """A new, empty folder beside `target` to fill in the block, which ends with `put_in_place`.
+
+    What is left of it at the end of the block is removed. So is what this machine's killed processes have left there:
+    it may be as large as a model. Of another machine's processes nobody here knows which are alive.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    ours = f"{target.name}-aside-{os.uname().nodename}-"
-    for entry in target.parent.glob(f"{glob.escape(ours)}*"):
-        process = entry.name.removeprefix(ours)
-        if process.isdecimal() and (process == str(os.getpid()) or not Path(f"/proc/{process}").exists()):
-            shutil.rmtree(entry, ignore_errors=True)
-    aside = target.parent / f"{target.name}-aside-{this_process()}"
+    for kind in ("aside", "replaced"):
+        ours = f"{target.name}-{kind}-{os.uname().nodename}-"
+        for entry in target.parent.glob(f"{glob.escape(ours)}*"):
+            process = entry.name.removeprefix(ours)
+            if process.isdecimal() and (process == str(os.getpid()) or not Path(f"/proc/{process}").exists()):
+                shutil.rmtree(entry, ignore_errors=True)
+    aside = target.with_name(f"{target.name}-aside-{this_process()}")
     aside.mkdir()
-    return aside
+    try:
+        yield aside
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def put_in_place(aside: Path, target: Path, *, replace: bool = False) -> None:
+    """Rename a whole folder to `target`, where nothing or an empty folder is.
+
+    :param replace: whether a full folder may be there too; it is gone afterwards.
+    :raises OSError: naming `target`, which is as it was.
+    """
+    try:
+        replaced = set_aside(target) if replace and target.exists() else None
+        try:
+            os.rename(aside, target)
+        except OSError:
+            if replaced is not None:
+                os.rename(replaced, target)
+            raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(target)) from None
+    sync_directory(target.parent)
+    if replaced is not None:
+        shutil.rmtree(replaced, ignore_errors=True)
+
+
+def set_aside(folder: Path) -> Path:
+    """Rename a folder that is to be removed, so that a kill inside the removal leaves nothing that looks whole."""
+    replaced = folder.with_name(f"{folder.name}-replaced-{this_process()}")
+    os.rename(folder, replaced)
+    return replaced
 
 
 def append_line(path: Path | str, line: str) -> None:

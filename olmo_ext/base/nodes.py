@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib.resources
 from collections.abc import Mapping
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from olmo_ext.base.errors import InputError
+from olmo_ext.base.errors import InputError, did_you_mean
 from olmo_ext.base.quantities import parse_count, parse_number
 from olmo_ext.base.yaml_tree import as_text, merge, parse_yaml, read_yaml
 
@@ -77,12 +76,9 @@ class Hardware:
     def node(self, name: str, *, where: str | None = None) -> Node:
         """:raises InputError: for a name that is no node type."""
         if name not in self.nodes:
-            near = difflib.get_close_matches(name, self.nodes, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            known = ", ".join(sorted(self.nodes))
-            raise InputError(
-                f"unknown node type {name!r}", where=where, right=f"{hint}known: {known}; add yours to {USER_FILE}"
-            )
+            known = f"known: {', '.join(sorted(self.nodes))}; add yours to {USER_FILE}"
+            right = f"{did_you_mean(name, self.nodes, otherwise='')} {known}".lstrip()
+            raise InputError(f"unknown node type {name!r}", where=where, right=right)
         return self.nodes[name]
 
     def gpu_of_device(self, device_name: str) -> GPU | None:
@@ -104,8 +100,7 @@ class _Entry:
     def check_keys(self, known: tuple[str, ...]) -> None:
         for key in self._tree:
             if key not in known:
-                near = difflib.get_close_matches(key, known, n=1)
-                right = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+                right = did_you_mean(key, known, otherwise=f"known: {', '.join(known)}")
                 raise InputError(f"unknown key {key!r}", where=f"{self._where}.{key}", right=right)
 
     def get(self, key: str) -> Any:

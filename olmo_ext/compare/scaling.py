@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from olmo_ext.compare.statistics import RESAMPLING_SEED
+
 MINIMUM_SIZES = 3
 MINIMUM_SPAN = 2.5
 """Largest over smallest size; a sweep over widths at about one size says nothing about scaling."""
@@ -138,7 +140,7 @@ def _fit(family: str, entries: list[tuple[int, str, list[float]]], distinct: int
     draws = np.empty((0, 3))
     if math.isfinite(variance) and variance > 0:
         # The same page at every build, and not the same noise in every family: it would cancel in their difference.
-        generator = np.random.default_rng([6198, zlib.crc32(family.encode())])
+        generator = np.random.default_rng([RESAMPLING_SEED, zlib.crc32(family.encode())])
         noise = generator.standard_normal((RESAMPLES, len(sizes))) * np.sqrt(variance / counts)
         draws = np.array([_solve(sizes, np.maximum(fitted + row, 1e-6), with_offset) for row in noise])
     grid = np.geomspace(sizes[0], sizes[-1], 40)

@@ -20,6 +20,8 @@ MINIMUM_SEEDS_FOR_PLANNING = 3
 METHOD_SEEDS = "t over paired seeds"
 METHOD_DOCUMENTS = "bootstrap over evaluation documents"
 METHOD_NONE = "unknown"
+RESAMPLING_SEED = 6198
+"""Fixed, so that the same runs give the same page."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,8 +162,7 @@ def document_difference(
     difference = np.asarray(treatment, dtype=np.float64) - np.asarray(baseline, dtype=np.float64)
     tokens = np.ones_like(difference) if weights is None else np.asarray(weights, dtype=np.float64)
     count = len(difference)
-    # A fixed seed: the same runs give the same page.
-    generator = np.random.default_rng(6198)
+    generator = np.random.default_rng(RESAMPLING_SEED)
     means = np.empty(resamples)
     rows = max(1, min(resamples, 4_000_000 // max(count, 1)))
     for start in range(0, resamples, rows):

@@ -55,12 +55,7 @@ def run_length(values: Mapping[str, Any], *, instances: int | None = None, where
                 where=where,
                 right="give steps, or tokens as in 2.5BT",
             )
-        if instances < batch:
-            raise InputError(
-                f"the data holds {instances} instances, less than one batch of {batch}",
-                where=where,
-                right="more data or a smaller global_train_batch_size",
-            )
+        check_one_batch(instances, batch, where=where)
         steps = int(duration[:-2]) * (instances // batch)
     else:
         asked_tokens = int(duration[:-1])
@@ -83,6 +78,16 @@ def run_length(values: Mapping[str, Any], *, instances: int | None = None, where
         horizon_steps=horizon_steps,
         horizon_tokens=horizon_tokens,
     )
+
+
+def check_one_batch(instances: int, batch: int, *, where: str | None = None) -> None:
+    """:raises InputError: if the data holds less than one global batch, both counted in instances."""
+    if instances < batch:
+        raise InputError(
+            f"the data holds {instances} instances, less than one batch of {batch}",
+            where=where,
+            right="more data or a smaller global_train_batch_size",
+        )
 
 
 def batch_per_rank(values: Mapping[str, Any], world_size: int, *, where: str | None = None) -> int:

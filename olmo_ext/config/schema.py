@@ -6,7 +6,6 @@ No torch: `upstream_schema.json` is generated from ai2-olmo's dataclasses and te
 from __future__ import annotations
 
 import copy
-import difflib
 import functools
 import importlib.resources
 import json
@@ -15,7 +14,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from olmo_ext.base.errors import InputError
+from olmo_ext.base.errors import InputError, did_you_mean
 from olmo_ext.base.quantities import parse_count, parse_fraction, parse_number, parse_seconds
 from olmo_ext.base.yaml_tree import Origins, as_text
 from olmo_ext.config.ranges import out_of_range
@@ -201,8 +200,7 @@ def coerce_class(name: str, section: Any, *, key: str, origins: Origins, options
         if word not in fields and word not in options:
             path = f"{key}.{word}" if key else word
             known, sweep_words = [*fields, *options], [] if key else SWEEP_WORDS
-            near = difflib.get_close_matches(word, [*known, *sweep_words], n=1)
-            right = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(sorted(known))}"
+            right = did_you_mean(word, [*known, *sweep_words], otherwise=f"known here: {', '.join(sorted(known))}")
             if word in sweep_words:
                 right = "it makes a sweep, which `olmo-ext launch` runs"
             if owners := _types_with_option(name, word):

@@ -20,14 +20,13 @@ A file with none of these words is a plain config: a sweep of one run. More than
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from olmo_ext.base.errors import InputError
+from olmo_ext.base.errors import InputError, did_you_mean
 from olmo_ext.base.files import write_atomically
 from olmo_ext.base.yaml_tree import Origins, read_yaml
 from olmo_ext.config.fairness import check_equal_budgets, refuse_twins
@@ -80,8 +79,7 @@ def _check_words(tree: dict[str, Any], origins: Origins, *, where: str) -> None:
     known = [*SWEEP_WORDS, "extends", *load_schema()["classes"]["TrainConfig"]]
     for word in tree:
         if word not in known:
-            near = difflib.get_close_matches(word, known, n=1)
-            right = f"did you mean {near[0]!r}?" if near else f"a sweep's own words are {', '.join(SWEEP_WORDS)}"
+            right = did_you_mean(word, known, otherwise=f"a sweep's own words are {', '.join(SWEEP_WORDS)}")
             raise InputError(f"unknown key {word!r}", where=f"{origins[word]}, {word}", right=right)
     if "base" in tree and "extends" in tree:
         raise InputError("both `base` and `extends`", where=where, right="they mean the same: keep one")
@@ -203,8 +201,7 @@ def load_sweep(path: Path | str, overrides: Sequence[str] = (), *, rule: NodeRul
     baseline = runs[0].group if tree.get("baseline") is None else _text(tree["baseline"], "baseline", origins)
     by_name = {run.name: run.group for run in runs} | {run.group: run.group for run in runs}
     if baseline not in by_name:
-        near = difflib.get_close_matches(baseline, by_name, n=1)
-        right = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(dict.fromkeys(by_name.values()))}"
+        right = did_you_mean(baseline, by_name, otherwise=f"one of {', '.join(dict.fromkeys(by_name.values()))}")
         raise InputError(f"baseline {baseline!r} is no run", where=f"{where}, baseline", right=right)
     expected = None
     if tree.get("expected") is not None:

@@ -8,11 +8,9 @@ set reads them. The same text and settings give the same bytes; the folder appea
 
 from __future__ import annotations
 
-import glob
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from olmo_ext.base.errors import InputError, WorkError
-from olmo_ext.base.files import sync_directory, write_atomically
+from olmo_ext.base.files import folder_aside, put_in_place, write_atomically
 from olmo_ext.base.quantities import parse_count
 from olmo_ext.config.corpus_manifest import (
     FORMAT,
@@ -225,32 +223,12 @@ def _what_is_there(output: Path, request: str, say: Say) -> CorpusManifest | Non
     return manifest
 
 
-def _beside(output: Path, kind: str) -> Path:
-    """The folder beside `output` that this process alone uses, on a disk that several machines may share."""
-    return output.with_name(f".{output.name}.{os.getpid()}.{os.uname().nodename}.{kind}")
-
-
-def _remove_leftovers(output: Path) -> None:
-    """Folders of this machine's builds that were killed; one whose process still runs is left alone."""
-    name, node = glob.escape(output.name), glob.escape(os.uname().nodename)
-    for kind in ("aside", "old"):
-        for folder in output.parent.glob(f".{name}.*.{node}.{kind}"):
-            process = folder.name.removeprefix(f".{output.name}.").partition(".")[0]
-            if process.isdecimal() and not Path("/proc", process).exists():
-                shutil.rmtree(folder, ignore_errors=True)
-
-
 def _move_into_place(aside: Path, output: Path, request: str) -> None:
-    old = _beside(output, "old")
-    if (output / MANIFEST).is_file() and read_manifest(output).request == request:
-        os.rename(output, old)
+    damaged = (output / MANIFEST).is_file() and read_manifest(output).request == request
     try:
-        os.rename(aside, output)
+        put_in_place(aside, output, replace=damaged)
     except OSError as error:
         raise WorkError(f"{output}: appeared while the corpus was made ({error.strerror}); call again") from None
-    finally:
-        shutil.rmtree(old, ignore_errors=True)
-    sync_directory(output.parent)
 
 
 def build_corpus(
@@ -292,39 +270,35 @@ def build_corpus(
             say(f"the text is too short for more than {built.vocab_size:,} of {bpe_entries:,} entries")
     assert built is not None
     dtype = np.dtype("<u2" if built.vocab_size <= 2**16 else "<u4")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(output)
-    aside = _beside(output, "aside")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir()
-    try:
-        writers = {name: _TokenWriter(aside / f"{name}.bin", dtype) for name in SPLITS[: 1 + (validation_fraction > 0)]}
-        counted = aside / "documents.jsonl" if source.whole_files else None
-        if _encode(source, plan, built, writers, counted, say) != text_digest:
-            raise WorkError(f"{output}: the text has changed while the corpus was made; call again")
-        splits = {name: writer.close() for name, writer in writers.items()}
-        write_atomically(aside / TOKENIZER, built.to_json_text())
-        identity = [built.fingerprint, dtype.name, [(name, split.sha256) for name, split in splits.items()]]
-        content = {
-            "format": FORMAT,
-            "fingerprint": hashlib.sha256(json.dumps(identity).encode()).hexdigest(),
-            "request": request,
-            "source": source.name,
-            "dtype": dtype.name,
-            "vocab_size": built.vocab_size,
-            "eos_token_id": built.eos_token_id,
-            "pad_token_id": built.pad_token_id,
-            "tokenizer": {"name": tokenizer, "file": TOKENIZER, "fingerprint": built.fingerprint},
-            "validation_fraction": validation_fraction,
-            "splits": {name: split.__dict__ for name, split in splits.items()},
-            "files": source.describe(),
-            "left_out": source.left_out,
-        }
-        write_atomically(aside / MANIFEST, json.dumps(content, indent=1) + "\n")
-        _move_into_place(aside, output, request)
-    except OSError as error:
-        # A source may have become unreadable too.
-        raise WorkError(f"{error.filename or output}: {error.strerror or error}") from None
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+    with folder_aside(output) as aside:
+        try:
+            writers = {
+                name: _TokenWriter(aside / f"{name}.bin", dtype) for name in SPLITS[: 1 + (validation_fraction > 0)]
+            }
+            counted = aside / "documents.jsonl" if source.whole_files else None
+            if _encode(source, plan, built, writers, counted, say) != text_digest:
+                raise WorkError(f"{output}: the text has changed while the corpus was made; call again")
+            splits = {name: writer.close() for name, writer in writers.items()}
+            write_atomically(aside / TOKENIZER, built.to_json_text())
+            identity = [built.fingerprint, dtype.name, [(name, split.sha256) for name, split in splits.items()]]
+            content = {
+                "format": FORMAT,
+                "fingerprint": hashlib.sha256(json.dumps(identity).encode()).hexdigest(),
+                "request": request,
+                "source": source.name,
+                "dtype": dtype.name,
+                "vocab_size": built.vocab_size,
+                "eos_token_id": built.eos_token_id,
+                "pad_token_id": built.pad_token_id,
+                "tokenizer": {"name": tokenizer, "file": TOKENIZER, "fingerprint": built.fingerprint},
+                "validation_fraction": validation_fraction,
+                "splits": {name: split.__dict__ for name, split in splits.items()},
+                "files": source.describe(),
+                "left_out": source.left_out,
+            }
+            write_atomically(aside / MANIFEST, json.dumps(content, indent=1) + "\n")
+            _move_into_place(aside, output, request)
+        except OSError as error:
+            # A source may have become unreadable too.
+            raise WorkError(f"{error.filename or output}: {error.strerror or error}") from None
     return read_manifest(output), True

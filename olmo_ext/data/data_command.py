@@ -251,7 +251,8 @@ def fetch(
     one: the last to finish writes subset.json. Private s3 and gs buckets take credentials from the environment,
     private http servers from ~/.netrc; AWS_SKIP_SIGNATURE=true reads public buckets.
     """
-    from olmo_ext.data.fetch import FetchOptions, SubsetFetch, locked
+    from olmo_ext.base.locks import locked
+    from olmo_ext.data.fetch import LOCK_NAME, FetchOptions, SubsetFetch
     from olmo_ext.data.indices import read_indices
     from olmo_ext.data.sources import parse_map
     from olmo_ext.data.stores import Stores
@@ -275,7 +276,7 @@ def fetch(
         surveyed = _manifest(manifest)
     else:
         output.mkdir(parents=True, exist_ok=True)
-        with locked(output):
+        with locked(output / LOCK_NAME):
             surveyed = _manifest(kept) if kept.exists() else survey_to(_source(source, maps), kept, stores=stores)
     if click.get_current_context().get_parameter_source("source") is not ParameterSource.DEFAULT:
         _check_source(_source(source, maps), surveyed, where=manifest or kept)

@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +25,8 @@ from typing import Any
 import numpy as np
 
 from olmo_ext.base.errors import InputError
-from olmo_ext.base.files import write_atomically
+from olmo_ext.base.files import file_aside, write_atomically
+from olmo_ext.base.locks import locked
 from olmo_ext.base.quantities import format_bytes
 from olmo_ext.data.byte_ranges import plan_requests
 from olmo_ext.data.fetch_window import WindowReader
@@ -40,6 +39,9 @@ from olmo_ext.data.subset import INDEX_NAME, MANIFEST_NAME, SOURCE_NAME, SubsetM
 from olmo_ext.data.survey import SourceManifest
 
 PLAN_NAME = "plan.json"
+LOCK_NAME = ".lock"
+"""Held in the short stretches that several parts share. Without locks, the atomic renames still hold."""
+
 SHARD_BYTES = 2**30
 WINDOWS_AT_ONCE = 3
 """Windows in memory: one being written, one or two being read."""
@@ -85,15 +87,6 @@ class FetchReport:
 def default_shard_instances(instance_bytes: int) -> int:
     """Instances in a shard of about 1 GiB."""
     return max(SHARD_BYTES // instance_bytes, 1)
-
-
-@contextlib.contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """One process at a time in the short stretches that several parts share."""
-    with open(directory / ".lock", "a") as file:
-        with contextlib.suppress(OSError):  # a file system without locks: atomic renames still hold
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 class SubsetFetch:
@@ -181,7 +174,7 @@ class SubsetFetch:
     def prepare(self) -> None:
         """Check the folder against what is asked for; make source.json, plan.json and index.npy."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        with locked(self.directory):
+        with locked(self.directory / LOCK_NAME):
             path, plan = self.directory / PLAN_NAME, self._plan()
             begun = path.exists()
             if begun:
@@ -236,12 +229,8 @@ class SubsetFetch:
         if len(there) >= self.instances:
             return
         values = values[: self.instances]
-        aside = path.with_name(f".{path.name}.{os.getpid()}.aside")
-        with open(aside, "wb") as file:
+        with file_aside(path) as file:
             np.save(file, values.astype(np.uint32))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
 
     # -- fetching -------------------------------------------------------------------------------------------------
 
@@ -322,7 +311,7 @@ class SubsetFetch:
 
     def _finish(self) -> bool:
         """Write `subset.json` if every shard is there."""
-        with locked(self.directory):
+        with locked(self.directory / LOCK_NAME):
             shards = [self.shards.finished(k) for k in range(self.shards.number)]
             complete = [
                 found for k, found in enumerate(shards) if found is not None and found.instances == self.shards.size(k)

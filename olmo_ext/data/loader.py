@@ -13,8 +13,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,9 @@ from olmo.data.iterable_dataset import IterableDataset
 from torch.utils.data import DataLoader
 
 from olmo_ext.base.errors import InputError, OlmoExtError, WorkError
-from olmo_ext.config.run_length import run_length
+from olmo_ext.base.files import file_aside
+from olmo_ext.base.locks import locked
+from olmo_ext.config.run_length import check_one_batch, run_length
 from olmo_ext.data.fingerprint import (
     compare_fingerprints,
     data_fingerprint,
@@ -175,20 +175,12 @@ class OrderedDataset(IterableDataset):
             return
         path = self._order_path()
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path.with_suffix(".lock"), "a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            except OSError:
-                pass  # a file system without locks: everyone makes it, the same for all
+        with locked(path.with_suffix(".lock")):  # Without locks everyone makes the order, the same for all.
             if path.exists():
                 return
             indices = first_of_order(len(self.dataset), self.needed, seed=self.seed, epoch=self.epoch)
-            aside = path.with_name(f".{path.stem}.{os.uname().nodename}.{os.getpid()}.aside")
-            with open(aside, "wb") as file:
+            with file_aside(path) as file:
                 np.save(file, indices)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(aside, path)
 
     def _rank_indices(self) -> np.ndarray:
         """What this rank and worker reads, in order: whole device batches go round the workers."""
@@ -264,12 +256,7 @@ def _needed_instances(values: Mapping[str, Any], available: int, *, subset: Path
     """Instances that one epoch must give, after the checks that the data is enough."""
     batch = values["global_train_batch_size"]
     where = str(subset) if subset else "data.paths"
-    if available < batch:
-        raise InputError(
-            f"the data holds {available} instances, less than one batch of {batch}",
-            where=where,
-            right="more data or a smaller global_train_batch_size",
-        )
+    check_one_batch(available, batch, where=where)
     duration = values.get("max_duration")
     if duration is None:
         return available

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import math
 from collections.abc import Iterable, Sequence
@@ -11,7 +10,7 @@ from typing import Any
 
 import torch
 
-from olmo_ext.base.errors import InputError, WorkError
+from olmo_ext.base.errors import InputError, WorkError, did_you_mean
 from olmo_ext.data.tokenizer import Tokenizer
 from olmo_ext.evals.results import Result, mean_and_error
 from olmo_ext.evals.target import EvaluatedModel, Share, batches_by_length
@@ -90,10 +89,9 @@ def load_task(name: str, tokenizer: Tokenizer) -> Task:
     from olmo.eval.downstream import label_to_task_map
 
     if name not in label_to_task_map:
-        near = difflib.get_close_matches(name, [*label_to_task_map, *GROUPS, "lambada"], n=3)
-        raise InputError(
-            f"unknown task {name!r}", where="--tasks", right=f"did you mean {', '.join(near)}?" if near else None
-        )
+        known = [*label_to_task_map, *GROUPS, "lambada"]
+        right = did_you_mean(name, known, otherwise="--list-tasks shows them", most=3)
+        raise InputError(f"unknown task {name!r}", where="--tasks", right=right)
     entry = label_to_task_map[name]
     task_class, arguments = entry if isinstance(entry, tuple) else (entry, {})
     try:

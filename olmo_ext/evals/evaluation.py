@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from olmo_ext.base.errors import InputError
+from olmo_ext.base.errors import InputError, did_you_mean
 from olmo_ext.data.tokenizer import load_tokenizer
 from olmo_ext.data.validation_sets import PERPLEXITY_SETS
 from olmo_ext.evals import lambada, needle, perplexity
@@ -96,10 +96,8 @@ def check(target: Target, options: EvaluationOptions) -> list[str]:
         if name not in OWN_TASKS:
             known = known if known is not None else set(known_tasks())
             if name not in known:
-                import difflib
-
-                near = difflib.get_close_matches(name, [*known, *OWN_TASKS, *GROUPS], n=3)
-                right = f"did you mean {', '.join(near)}?" if near else "--list-tasks shows them"
+                everything = [*known, *OWN_TASKS, *GROUPS]
+                right = did_you_mean(name, everything, otherwise="--list-tasks shows them", most=3)
                 raise InputError(f"unknown task {name!r}", where="--tasks", right=right)
     _token_sets(target, options, names)
     needles = [name for name in names if name in needle.TASKS]

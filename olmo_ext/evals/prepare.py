@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from olmo_ext.base.errors import InputError, WorkError
-from olmo_ext.base.files import sha256_of_file, write_atomically
+from olmo_ext.base.files import file_aside, sha256_of_file, write_atomically
 from olmo_ext.data.validation_sets import PERPLEXITY_SETS
 
 MANIFEST = "manifest.json"
@@ -65,21 +65,15 @@ def _is_there(directory: Path, file: PreparedFile, manifest: dict[str, dict[str,
 
 
 def _fetch(url: str, path: Path) -> None:
-    aside = path.with_name(f".{path.name}.{os.getpid()}.aside")
     try:
-        with urllib.request.urlopen(url, timeout=CONNECT_SECONDS) as answer, open(aside, "wb") as file:
+        with urllib.request.urlopen(url, timeout=CONNECT_SECONDS) as answer, file_aside(path) as file:
             expected = answer.headers.get("Content-Length")
             shutil.copyfileobj(answer, file, 1 << 20)
-            file.flush()
-            os.fsync(file.fileno())
             if expected is not None and file.tell() != int(expected):
                 raise WorkError(f"{url}: ended after {file.tell():,} of {int(expected):,} bytes")
-        os.replace(aside, path)
     except (OSError, http.client.HTTPException, ValueError) as error:
         # URLError, a broken connection and a full disk are OSErrors; a URL that is none is a ValueError.
         raise WorkError(f"{url}: {getattr(error, 'reason', None) or str(error) or type(error).__name__}") from None
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def prepare(

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import importlib.resources
 import json
-import os
 import re
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from olmo_ext.base.errors import InputError
-from olmo_ext.base.files import make_aside
+from olmo_ext.base.files import folder_aside, put_in_place
 from olmo_ext.export.card import Origin, model_card
 from olmo_ext.hf.configs import CLASSES, hugging_face_config
 from olmo_ext.hf.names import require_exportable, to_hugging_face
@@ -157,35 +155,30 @@ def export_model(
             where=tokenizer.identifier,
             right="name the run's own tokenizer",
         )
-    aside = make_aside(target)
     was_training = olmo.training
-    olmo.eval()
     try:
-        architecture = write_folder(aside, olmo, model=model, shape=shape, tokenizer=tokenizer)
-        tokens = verify.real_tokens(tokenizer.encode, length=verify.length_for(shape, least=length))
-        hugging_face = verify.load(aside)
-        if type(hugging_face).__name__ != architecture:
-            raise verify.MismatchError(f"loaded as {type(hugging_face).__name__}, not as {architecture}")
-        difference = verify.compare_models(olmo, hugging_face, tokens)
-        verify.compare_generation(hugging_face, tokens)
-        verify.compare_saved_again(hugging_face, tokens)
-        verify.compare_tokenizer(aside, tokenizer.encode)
-        parameters = sum(parameter.numel() for parameter in hugging_face.parameters())
-        card = model_card(
-            hugging_face_config(model, shape),
-            shape,
-            origin,
-            parameters=parameters,
-            tokens=tokens.numel(),
-            difference=difference,
-        )
-        (aside / "README.md").write_text(card)
-        if target.exists():
-            target.rmdir()
-        os.rename(aside, target)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
+        with folder_aside(target) as aside:
+            olmo.eval()
+            architecture = write_folder(aside, olmo, model=model, shape=shape, tokenizer=tokenizer)
+            tokens = verify.real_tokens(tokenizer.encode, length=verify.length_for(shape, least=length))
+            hugging_face = verify.load(aside)
+            if type(hugging_face).__name__ != architecture:
+                raise verify.MismatchError(f"loaded as {type(hugging_face).__name__}, not as {architecture}")
+            difference = verify.compare_models(olmo, hugging_face, tokens)
+            verify.compare_generation(hugging_face, tokens)
+            verify.compare_saved_again(hugging_face, tokens)
+            verify.compare_tokenizer(aside, tokenizer.encode)
+            parameters = sum(parameter.numel() for parameter in hugging_face.parameters())
+            card = model_card(
+                hugging_face_config(model, shape),
+                shape,
+                origin,
+                parameters=parameters,
+                tokens=tokens.numel(),
+                difference=difference,
+            )
+            (aside / "README.md").write_text(card)
+            put_in_place(aside, target)
     finally:
         olmo.train(was_training)
     return Exported(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any
 import yaml
 
 from olmo_ext.base.errors import InputError
-from olmo_ext.base.files import make_aside
+from olmo_ext.base.files import folder_aside, put_in_place
 from olmo_ext.hf.configs import disagreement
 from olmo_ext.hf.names import to_olmo
 from olmo_ext.hf.reading import load_safetensors, name_table, read_config, read_weights
@@ -89,8 +88,7 @@ def import_model(source: Path, target: Path, *, say: Callable[[str], None] = lam
             where=str(source),
         )
     values["run_name"] = target.name
-    aside = make_aside(target)
-    try:
+    with folder_aside(target) as aside:
         tokenizer = _copy_tokenizer(source, aside, target, values, say=say)
         run = load_run_config(values)
         if config is not None and "olmo_model" in config:
@@ -114,12 +112,7 @@ def import_model(source: Path, target: Path, *, say: Callable[[str], None] = lam
         if config is not None:
             _verify(model, source, config["model_type"], tokenizer, run)
         _write_run(aside, run, model, source)
-        if target.exists():
-            target.rmdir()
-        os.rename(aside, target)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
+        put_in_place(aside, target)
     return Imported(
         path=target,
         kind=config["model_type"] if config else "OLMo checkpoint",

@@ -14,14 +14,13 @@ import importlib.util
 import json
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import olmo_ext
 from olmo_ext.base.errors import InputError
-from olmo_ext.base.files import sync_directory
+from olmo_ext.base.files import folder_aside, link_atomically, put_in_place
 from olmo_ext.training.provenance import code_revision
 
 CODE_FOLDER = ".code"
@@ -75,10 +74,7 @@ def freeze_code(sweep_directory: Path, plugins: Sequence[str] = ()) -> Path:
     :returns: the folder to put on PYTHONPATH.
     """
     store = sweep_directory / CODE_FOLDER
-    store.mkdir(parents=True, exist_ok=True)
-    aside = store / f".aside.{socket.gethostname()}.{os.getpid()}"
-    shutil.rmtree(aside, ignore_errors=True)
-    try:
+    with folder_aside(store / "copy") as aside:  # Its name is the digest of what it will hold.
         package = Path(olmo_ext.__file__).parent
         shutil.copytree(package, aside / package.name, ignore=IGNORED)
         for source in _plugin_sources(plugins):
@@ -94,20 +90,14 @@ def freeze_code(sweep_directory: Path, plugins: Sequence[str] = ()) -> Path:
             description = {"code": code_revision(), "files_sha256": digest}
             (aside / "code.json").write_text(json.dumps(description, indent=1) + "\n")
             try:
-                os.rename(aside, target)
+                put_in_place(aside, target)
             except OSError:
                 if not target.exists():  # else another element of the array was faster
                     raise
-            sync_directory(store)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     return target
 
 
 def link_code(run_directory: Path, code: Path) -> None:
     """Point the run's `code` at a frozen copy, relative, so that the sweep's folder can move as a whole."""
     run_directory.mkdir(parents=True, exist_ok=True)
-    aside = run_directory / f".code.{os.getpid()}.aside"
-    aside.unlink(missing_ok=True)
-    os.symlink(os.path.relpath(code, run_directory), aside)
-    os.replace(aside, run_directory / "code")
+    link_atomically(run_directory / "code", os.path.relpath(code, run_directory))

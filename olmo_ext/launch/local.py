@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import os
 import select
@@ -22,6 +20,7 @@ from typing import Any
 import click
 
 from olmo_ext.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, InputError
+from olmo_ext.base.locks import try_lock
 from olmo_ext.base.quantities import format_count, format_seconds
 from olmo_ext.launch.members import Member
 from olmo_ext.launch.run_progress import failure_lines, pid_lives, read_progress
@@ -31,23 +30,6 @@ PROGRESS_SECONDS = 15.0
 POLL_SECONDS = 0.2
 REMIND_SECONDS = 2.0
 ORPHAN_WAIT_SECONDS = 120.0
-WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""What flock gives on a network file system that was mounted without locks."""
-
-
-def _try_lock(descriptor: int, how: int) -> bool:
-    """Whether the lock is ours now; also on a file system without locks, where nobody can hold one.
-
-    :param how: `fcntl.LOCK_EX` or `fcntl.LOCK_SH`.
-    """
-    try:
-        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno not in WITHOUT_LOCKS:
-            raise
-    return True
 
 
 def _holder(path: Path) -> tuple[int | None, str]:
@@ -77,7 +59,7 @@ def sweep_lock(sweep_directory: Path) -> Iterator[int]:
 def _wait_for_lock(descriptor: int, path: Path) -> None:
     deadline = time.monotonic() + ORPHAN_WAIT_SECONDS
     told = False
-    while not _try_lock(descriptor, fcntl.LOCK_EX):
+    while not try_lock(descriptor):
         pid, host = _holder(path)
         elsewhere = host != socket.gethostname()
         # A dead launcher's worker is saving its checkpoint; a living launcher is somebody else at work.
@@ -102,7 +84,7 @@ def launcher_of(sweep_directory: Path) -> int | None:
     if not path.is_file():
         return None
     with open(path) as file:
-        if _try_lock(file.fileno(), fcntl.LOCK_SH):
+        if try_lock(file, shared=True):
             return None
     pid, host = _holder(path)
     if host != socket.gethostname():

@@ -12,7 +12,7 @@ from typing import Any
 from olmo_ext.base.errors import InputError
 from olmo_ext.base.nodes import load_hardware
 from olmo_ext.base.quantities import format_bytes, format_count
-from olmo_ext.config.run_length import batch_per_rank, run_length, schedule_warnings
+from olmo_ext.config.run_length import batch_per_rank, check_one_batch, run_length, schedule_warnings
 from olmo_ext.config.sweep import Sweep
 from olmo_ext.config.sweep_run import SweepRun
 from olmo_ext.data.shared_orders import order_warnings
@@ -137,8 +137,7 @@ def _check_length(values: dict[str, Any], found: dict[str, Any]) -> None:
     batch, instances = values["global_train_batch_size"], found["instances"]
     where = str(values["data"].get("subset") or "data")
     steps = run_length(values, instances=instances, where=where).steps
-    if instances < batch:
-        raise InputError(f"{instances} instances, less than one batch of {batch}", where=where, right="more data")
+    check_one_batch(instances, batch, where=where)
     in_epochs = str(values["max_duration"]).endswith("ep")
     if found["kind"] == "subset" and not in_epochs and steps > instances // batch:
         needed = steps * batch * values["model"]["max_sequence_length"]

@@ -12,13 +12,12 @@ builds its module on demand. Adding one is one file and its test:
 
 from __future__ import annotations
 
-import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
-from olmo_ext.base.errors import InputError
+from olmo_ext.base.errors import InputError, did_you_mean
 from olmo_ext.shapes.layers import AttentionSpec, FFNSpec
 
 Matrix = tuple[int, int]
@@ -219,12 +218,11 @@ class Registry(Generic[T]):
 
     def get(self, name: str, *, where: str | None = None) -> T:
         if name not in self._types:
-            near = difflib.get_close_matches(name, self._types, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
+            known = f"known: {', '.join(sorted(self._types))}; name the module of your own in `plugins:`"
             raise InputError(
                 f"unknown {self._kind} type {name!r}",
                 where=where or self._key,
-                right=f"{hint}known: {', '.join(sorted(self._types))}; name the module of your own in `plugins:`",
+                right=f"{did_you_mean(name, self._types, otherwise='')} {known}".lstrip(),
             )
         return self._types[name]
 

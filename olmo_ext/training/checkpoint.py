@@ -4,7 +4,7 @@
                         complete.json      (written last: every file's size and sha256)
     checkpoints/latest -> step<N>
 
-A checkpoint is written in `step<N>.aside.<pid>`, fsynced, marked and renamed; `latest` is replaced atomically; older
+A checkpoint is written in a folder aside, fsynced, marked and renamed; `latest` is replaced atomically; older
 checkpoints are removed only afterwards. Nothing is pickled, and nothing depends on the number of ranks.
 """
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from olmo_ext.base.errors import InputError, WorkError
-from olmo_ext.base.files import sha256_of_file, sync_directory
+from olmo_ext.base.files import folder_aside, link_atomically, put_in_place, set_aside, sha256_of_file, sync_file
 from olmo_ext.base.quantities import format_bytes
 from olmo_ext.shapes.counts import count, count_layers
 from olmo_ext.shapes.layers import ModelShape
@@ -32,7 +31,8 @@ MODEL, OPTIMIZER, RNG = "model.safetensors", "optimizer.safetensors", "rng.safet
 TRAIN_STATE, CONFIG, MARKER = "train_state.json", "config.yaml", "complete.json"
 FORMAT = 1
 STEP_NAME = re.compile(r"step(\d+)")
-ASIDE_NAME = re.compile(r"step\d+\.(aside|replaced)\.\d+|\.latest\.\d+\.aside")
+ASIDE_NAME = re.compile(r"step\d+([.-])(aside|replaced)\1.+|\.latest\..+\.aside")
+"""What a save that did not end leaves. Older run folders have dots in these names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,15 +180,13 @@ class CheckpointStore:
         :raises WorkError: if it cannot be written; what was there before is untouched.
         """
         target = self.folder(snapshot.step)
-        aside = self.path / f"{target.name}.aside.{os.getpid()}"
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(aside, ignore_errors=True)
-            aside.mkdir()
-            size = _write_files(aside, snapshot)
-            self._put_in_place(aside, target)
+            with folder_aside(target) as aside:
+                size = _write_files(aside, snapshot)
+                # A folder is there only after falling back behind this step: torn, or a repeat of what is written now.
+                put_in_place(aside, target, replace=True)
+            link_atomically(self.path / "latest", target.name)
         except Exception as error:
-            shutil.rmtree(aside, ignore_errors=True)
             full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
             if not full and not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
                 raise
@@ -199,20 +197,6 @@ class CheckpointStore:
                 " the older checkpoints are untouched"
             ) from None
         return size
-
-    def _put_in_place(self, aside: Path, target: Path) -> None:
-        replaced = self.path / f"{target.name}.replaced.{os.getpid()}"
-        if target.exists():
-            # Only met after falling back behind this step: its folder is torn, or repeats what is written now.
-            os.rename(target, replaced)
-        os.rename(aside, target)
-        sync_directory(self.path)
-        link = self.path / f".latest.{os.getpid()}.aside"
-        link.unlink(missing_ok=True)
-        os.symlink(target.name, link)
-        os.replace(link, self.path / "latest")
-        sync_directory(self.path)
-        shutil.rmtree(replaced, ignore_errors=True)
 
     def retain(self, *, written: int, permanent: Callable[[int], bool], keep: int) -> None:
         """Remove checkpoints that retention does not name. Call it after a complete write only. What cannot be removed
@@ -232,11 +216,8 @@ class CheckpointStore:
         kept = {complete[-1], *(permanents if keep < 0 else permanents[len(permanents) - keep :] if keep else [])}
         for step in complete:
             if step not in kept:
-                # Renamed first: a kill inside the removal leaves nothing that looks like a checkpoint.
-                doomed = self.path / f"step{step}.replaced.{os.getpid()}"
                 try:
-                    os.rename(self.folder(step), doomed)
-                    shutil.rmtree(doomed)
+                    shutil.rmtree(set_aside(self.folder(step)))
                 except OSError as error:
                     self._report(f"checkpoint {self.folder(step)} could not be removed ({error.strerror})")
 
@@ -251,11 +232,11 @@ def _write_files(folder: Path, snapshot: Snapshot) -> int:
             path = folder / name
             save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path)
             digests[name] = hasher.submit(sha256_of_file, path)
-            _sync_file(path)
+            sync_file(path)
         for name, text in snapshot.texts.items():
             path = folder / name
             path.write_text(text)
-            _sync_file(path)
+            sync_file(path)
             digests[name] = hasher.submit(sha256_of_file, path)
         files = {
             name: {"size": (folder / name).stat().st_size, "sha256": digest.result()}
@@ -263,17 +244,8 @@ def _write_files(folder: Path, snapshot: Snapshot) -> int:
         }
     marker = folder / MARKER
     marker.write_text(json.dumps({"format": FORMAT, "step": snapshot.step, "files": files}, indent=1) + "\n")
-    _sync_file(marker)
-    sync_directory(folder)
+    sync_file(marker)
     return sum((folder / name).stat().st_size for name in files)
-
-
-def _sync_file(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def estimated_bytes(values: Mapping[str, Any], shape: ModelShape) -> int:

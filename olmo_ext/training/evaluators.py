@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections import Counter
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from olmo.data import DataCollator
 from olmo.eval import Evaluator, build_downstream_evaluator, label_to_task_map
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from olmo_ext.base.errors import InputError
+from olmo_ext.base.errors import InputError, did_you_mean
 from olmo_ext.data.loader import TokenInstances
 from olmo_ext.data.tokens import TokenFile, TokenReader, check_dtype, inspect_files
 
@@ -271,8 +270,8 @@ def build_evaluators(cfg: TrainConfig, *, device: torch.device, world_size: int,
             )
             continue
         if config.label not in label_to_task_map:
-            near = difflib.get_close_matches(config.label, label_to_task_map, n=3)
-            right = f"did you mean {' or '.join(near)}?" if near else "one of olmo.eval.label_to_task_map"
+            otherwise = "one of olmo.eval.label_to_task_map"
+            right = did_you_mean(config.label, label_to_task_map, otherwise=otherwise, most=3)
             raise InputError(f"no downstream task {config.label!r}", where="evaluators", right=right)
         tokenizer = tokenizer or _load_tokenizer(cfg)
         evaluators.append(build_task_evaluator(cfg, config, tokenizer, device))

@@ -3,16 +3,16 @@ finished run answers at once and signals are caught from the first moment."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from olmo_ext.base.errors import EXIT_DONE, InputError
+from olmo_ext.base.locks import try_lock
 from olmo_ext.base.nodes import load_hardware
 from olmo_ext.base.run_directory import RunDirectory
 from olmo_ext.config.run_config import RunConfig, load_run_config
@@ -57,25 +57,16 @@ def only_one(directory: RunDirectory) -> Iterator[None]:
     """
     directory.path.mkdir(parents=True, exist_ok=True)
     with open(directory.path / ".lock", "a+") as lock:
-        _lock(lock, directory)
         lock.seek(0)
+        if not try_lock(lock):
+            holder = lock.read().strip() or "another process"
+            raise InputError(
+                f"{holder} is training this run", where=str(directory.path), right="wait for it, or stop it first"
+            )
         lock.truncate()
         lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         lock.flush()
         yield
-
-
-def _lock(lock: IO[str], directory: RunDirectory) -> None:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.seek(0)
-        holder = lock.read().strip() or "another process"
-        raise InputError(
-            f"{holder} is training this run", where=str(directory.path), right="wait for it, or stop it first"
-        ) from None
-    except OSError:
-        pass  # A file system without locks: the launcher's own bookkeeping has to do.
 
 
 def train(

@@ -12,7 +12,6 @@ Started by `wandb_run.Writer`; everything that wandb prints goes to stderr, whic
 from __future__ import annotations
 
 import base64
-import fcntl
 import json
 import os
 import queue
@@ -23,6 +22,7 @@ import time
 from typing import IO, Any, Literal
 
 from olmo_ext.base.errors import EXIT_REQUEUE
+from olmo_ext.base.locks import wait_for_lock
 
 ORPHAN_SECONDS = 30.0
 """How long the end of an orphaned writer may take."""
@@ -134,23 +134,15 @@ def _publish_stats(run: Any, encoded: str) -> bool:
         return False
 
 
-def _take_lock(path: str, seconds: float) -> IO[str] | None:
+def _take_lock(path: str, seconds: float) -> IO[str]:
     """Hold the run's lock, so that training online and `sync` never send the same run at the same time.
 
-    :raises TimeoutError: when another process keeps it. A file system without locks is no reason to stop.
+    :raises TimeoutError: when another process keeps it.
     """
     file = open(path, "a")
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return file
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise TimeoutError("another process is sending this run to W&B") from None
-            time.sleep(0.2)
-        except OSError:
-            return None
+    if not wait_for_lock(file, seconds=seconds):
+        raise TimeoutError("another process is sending this run to W&B")
+    return file
 
 
 def _confirm(run_path: str, step: int, seconds: float) -> str:

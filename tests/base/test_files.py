@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from olmo_ext.base.files import append_line, make_aside, write_atomically
+from olmo_ext.base.files import append_line, folder_aside, link_atomically, put_in_place, write_atomically
 
 WRITER = """
 import sys
@@ -108,6 +108,63 @@ def test_what_a_killed_process_left_beside_a_target_is_removed_and_a_living_ones
     for folder in (dead, *others):
         folder.mkdir()
         (folder / "model.safetensors").write_bytes(b"half")
-    aside = make_aside(target)
-    assert not dead.exists() and all((folder / "model.safetensors").exists() for folder in others)
-    assert aside.is_dir() and not list(aside.iterdir()) and make_aside(target) == aside
+    (tmp_path / f"out [1]-replaced-{names[0]}").mkdir()
+    with folder_aside(target) as aside:
+        assert aside.is_dir() and not list(aside.iterdir())
+        assert sorted(tmp_path.iterdir()) == sorted([*others, aside])
+    assert sorted(tmp_path.iterdir()) == sorted(others) and all(list(folder.iterdir()) for folder in others)
+
+
+FOLDER_WRITER = """
+import sys
+from pathlib import Path
+from olmo_ext.base.files import folder_aside, put_in_place
+n = 0
+while True:
+    with folder_aside(Path(sys.argv[1])) as aside:
+        for name in "abc":
+            (aside / name).write_text(str(n))
+        put_in_place(aside, Path(sys.argv[1]), replace=True)
+    n += 1
+    print(n, flush=True)
+"""
+
+
+def test_a_folder_is_whole_or_absent_after_a_kill_and_the_next_writer_clears_the_rest(tmp_path: Path) -> None:
+    target = tmp_path / "step5"
+    for delay in (0.0, 0.003, 0.011, 0.02, 0.031):
+        writer = subprocess.Popen([sys.executable, "-c", FOLDER_WRITER, str(target)], stdout=subprocess.PIPE)
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        time.sleep(delay)
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.wait()
+        assert not target.exists() or len({(target / name).read_text() for name in "abc"}) == 1
+    with folder_aside(target) as aside:
+        assert {path.name for path in tmp_path.iterdir()} <= {aside.name, target.name}
+
+
+def test_a_full_folder_is_replaced_only_where_that_is_asked_for(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    target.mkdir()
+    for content, replace in (("first", False), ("second", True)):  # What is empty stands in nobody's way.
+        with folder_aside(target) as aside:
+            (aside / "content").write_text(content)
+            put_in_place(aside, target, replace=replace)
+    with pytest.raises(OSError) as raised, folder_aside(target) as aside:
+        put_in_place(aside, target)
+    assert raised.value.filename == str(target) and list(tmp_path.iterdir()) == [target]
+    assert (target / "content").read_text() == "second"
+
+
+def test_a_folder_that_cannot_be_replaced_stays(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    with pytest.raises(FileNotFoundError):
+        put_in_place(tmp_path / "absent", tmp_path / "out", replace=True)
+    assert list(tmp_path.iterdir()) == [tmp_path / "out"]
+
+
+def test_a_link_takes_the_place_of_another(tmp_path: Path) -> None:
+    for destination in ("step1", "step2"):
+        link_atomically(tmp_path / "latest", destination)
+    assert os.readlink(tmp_path / "latest") == "step2" and len(list(tmp_path.iterdir())) == 1

@@ -326,8 +326,8 @@ def test_a_killed_build_leaves_no_corpus_and_its_rest_is_cleared(tmp_path: Path)
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     node = os.uname().nodename
-    dead, alive = tmp_path / f".out.{gone.pid}.{node}.aside", tmp_path / f".out.{os.getppid()}.{node}.aside"
-    theirs, elsewhere = tmp_path / f".out.mine.{node}.old", tmp_path / f".out.{gone.pid}.of-another-machine.aside"
+    dead, alive = tmp_path / f"out-aside-{node}-{gone.pid}", tmp_path / f"out-aside-{node}-{os.getppid()}"
+    theirs, elsewhere = tmp_path / f"out-replaced-{node}-mine", tmp_path / f"out-aside-of-another-machine-{gone.pid}"
     for folder in (dead, alive, theirs, elsewhere):
         folder.mkdir()
         (folder / "train.bin").write_bytes(b"half")

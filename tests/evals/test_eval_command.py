@@ -183,7 +183,7 @@ def test_diagnosis_of_a_run_is_where_the_report_looks(run: RunDirectory) -> None
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--tasks", "hellaswagg"], "did you mean hellaswag"),
+        (["--tasks", "hellaswagg"], "did you mean 'hellaswag"),
         (["--tasks", ""], "no task is named"),
         (["--tasks", "niah_single_1", "--lengths", "4096"], "takes 512 tokens, 4096 were asked for"),
         (["--tasks", "niah_single_1", "--lengths", "30"], "needs .* tokens with this tokenizer"),

@@ -248,7 +248,7 @@ def test_a_timeout_without_workers_is_refused_for_an_evaluator_too(config):
 
 def test_unusable_tasks_and_tokenizers_are_one_line(forked, config, tmp_path):
     for label, tokenizer, said in (
-        ("hellaswagg", "x", "did you mean hellaswag"),
+        ("hellaswagg", "x", "did you mean 'hellaswag"),
         ("copa", "tokenizers/allenai_dolma2.json", "the model's 64 ids"),
         ("copa", "nobody/has-this", "tokenizer 'nobody/has-this' cannot be used"),
     ):
