@@ -16,7 +16,7 @@ import click
 
 from olmo_ext.base.errors import InputError, OlmoExtError
 from olmo_ext.base.files import write_atomically
-from olmo_ext.launch.status import run_directories
+from olmo_ext.base.sweep_directory import SweepDirectory
 
 FILES = ("config.yaml", "shape.json", "provenance.json", "metrics.jsonl", "state.json")
 FOLDERS = {"evals": "*.jsonl", "diagnosis": "*.json"}
@@ -44,10 +44,11 @@ def files_of(run: Path) -> list[Path]:
 @click.argument("target", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--strip", default=str(Path.cwd()), show_default="this folder", help="Leading folder of all paths.")
 def main(sweep: Path, target: Path, strip: str) -> None:
-    if not (sweep / "sweep.json").is_file():
+    directory = SweepDirectory(sweep)
+    if not directory.is_declared():
         raise InputError("no sweep.json", where=str(sweep), right="the folder of a sweep, as in runs/<sweep>")
-    copies = {target / "sweep.json": (sweep / "sweep.json").read_text()}
-    for run in run_directories(sweep):
+    copies = {target / "sweep.json": directory.description_path.read_text()}
+    for run in directory.runs():
         status = run.read_state().status if run.path.is_dir() else "not started"
         if status != "done":
             click.echo(f"left out: {run.name} ({status})")

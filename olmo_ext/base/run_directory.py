@@ -14,11 +14,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from olmo_ext.base.errors import InputError
 from olmo_ext.base.files import append_line, write_atomically
-from olmo_ext.base.yaml_tree import dump_yaml
+from olmo_ext.base.yaml_tree import dump_yaml, parse_yaml
 
 STATUSES = ("pending", "running", "requeued", "done", "failed")
 
@@ -110,16 +108,31 @@ def _is_state(content: Any) -> bool:
     )
 
 
-def surviving_rows(rows: list[MetricsRow]) -> list[MetricsRow]:
+def parse_rows(data: bytes) -> list[dict[str, Any]]:
+    """The rows of `metrics.jsonl`, or of a part of it, without lines that were torn or are no rows."""
+    lines = [line for line in data.split(b"\n") if line.strip()]
+    try:
+        rows = json.loads(b"[" + b",".join(lines) + b"]")
+    except (ValueError, RecursionError):
+        rows = map(_parsed, lines)
+    return [row for row in rows if is_metrics_row(row)]
+
+
+def surviving_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Drop what a later attempt has overtaken: its first row carries the step it restored, and rows of earlier
     attempts beyond that step belong to a history that no checkpoint holds."""
-    kept: list[MetricsRow] = []
+    kept: list[dict[str, Any]] = []
     for row in rows:
-        if row.kind == "attempt":
-            while kept and kept[-1].step > row.step:
+        if row["kind"] == "attempt":
+            while kept and kept[-1]["step"] > row["step"]:
                 kept.pop()
         kept.append(row)
     return kept
+
+
+def _typed(rows: list[dict[str, Any]]) -> list[MetricsRow]:
+    names = MetricsRow.__dataclass_fields__
+    return [MetricsRow(**{key: value for key, value in row.items() if key in names}) for row in rows]
 
 
 def _parsed(line: bytes) -> Any:
@@ -152,6 +165,10 @@ class RunDirectory:
     def exists(self) -> bool:
         return self.config_path.is_file()
 
+    def is_run(self) -> bool:
+        """Whether this is a run's folder, also where one of its two first files was lost."""
+        return self.exists() or self.state_path.is_file()
+
     @property
     def has_begun(self) -> bool:
         """Whether anything was trained here, whatever `state.json` says: a kill or a full disk may have torn that.
@@ -172,14 +189,14 @@ class RunDirectory:
 
     def read_config(self) -> dict[str, Any]:
         try:
-            content = yaml.safe_load(self.config_path.read_bytes())
+            content = parse_yaml(self.config_path.read_text(encoding="utf-8"), name=str(self.config_path))
         except (FileNotFoundError, NotADirectoryError):
             raise InputError(
                 "no config.yaml", where=str(self.path), right="name the folder of a run that was started"
             ) from None
         except OSError as error:
             raise InputError(f"cannot be read ({error.strerror})", where=str(self.config_path)) from None
-        except (yaml.YAMLError, ValueError, RecursionError):
+        except UnicodeDecodeError:
             raise InputError("not YAML", where=str(self.config_path)) from None
         if not isinstance(content, dict):
             raise InputError("holds no `key: value` lines", where=str(self.config_path))
@@ -248,28 +265,25 @@ class RunDirectory:
         self.path.mkdir(parents=True, exist_ok=True)
         append_line(self.metrics_path, json.dumps(asdict(row)))
 
-    def read_all_metrics(self) -> list[MetricsRow]:
-        """Every row that was written, lost attempts included; torn lines (a kill inside a write) are left out."""
-        names = MetricsRow.__dataclass_fields__
-        return [MetricsRow(**{k: v for k, v in row.items() if k in names}) for row in self.read_plain_metrics()]
-
-    def read_plain_metrics(self) -> list[dict[str, Any]]:
-        """The same rows as plain dictionaries, several times faster: a report reads 50 x 5,000 of them.
-
-        :raises InputError: for a file that is there and cannot be read.
-        """
+    def _read_rows(self) -> list[dict[str, Any]]:
         try:
-            lines = self.metrics_path.read_bytes().split(b"\n")
+            return parse_rows(self.metrics_path.read_bytes())
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
             raise InputError(f"cannot be read ({error.strerror})", where=str(self.metrics_path)) from None
-        try:
-            rows = json.loads(b"[" + b",".join(line for line in lines if line.strip()) + b"]")
-        except (ValueError, RecursionError):
-            rows = [row for line in lines if (row := _parsed(line)) is not None]
-        return [row for row in rows if is_metrics_row(row)]
+
+    def read_all_metrics(self) -> list[MetricsRow]:
+        """Every row that was written, lost attempts included; torn lines (a kill inside a write) are left out.
+
+        :raises InputError: for a file that is there and cannot be read.
+        """
+        return _typed(self._read_rows())
 
     def read_metrics(self) -> list[MetricsRow]:
         """The rows that count, in order of steps: see `surviving_rows`."""
-        return surviving_rows(self.read_all_metrics())
+        return _typed(self.read_plain_metrics())
+
+    def read_plain_metrics(self) -> list[dict[str, Any]]:
+        """The same as plain dictionaries, several times faster: a report reads 50 x 5,000 of them."""
+        return surviving_rows(self._read_rows())

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from olmo_ext.base.errors import InputError
 from olmo_ext.base.run_directory import RunDirectory, RunState
+from olmo_ext.base.sweep_directory import SweepDirectory
 
 TRAIN_LOSS = "train/CrossEntropyLoss"
 TOKENS_PER_SECOND = "throughput/tokens_per_second"
@@ -155,21 +155,17 @@ def read_sweep(path: Path | str, *, baseline: str | None = None, every_metric: b
     path = Path(path)
     if not path.is_dir():
         raise InputError("no such folder", where=str(path), right="name the folder of a sweep, as in runs/<sweep>")
-    sweep_file = path / "sweep.json"
+    folder = SweepDirectory(path)
     keep = None if every_metric else _is_reported
-    if sweep_file.is_file():
-        sweep = _read_declared(path, sweep_file, keep)
+    if folder.is_declared():
+        sweep = _read_declared(folder, keep)
         sweep.baseline = baseline or sweep.baseline
     else:
-        folders = sorted(p.parent for p in path.glob("*/config.yaml"))
-        if not folders:
-            if (path / "config.yaml").is_file():
+        runs = [_read_undeclared(run, keep) for run in folder.run_folders()]
+        if not runs:
+            if RunDirectory(path).exists():
                 raise InputError("this is one run", where=str(path), right="name the folder above it")
             raise InputError("neither sweep.json nor a run's folder in it", where=str(path))
-        runs = []
-        for folder in folders:
-            group, seed = split_seed(folder.name)
-            runs.append(_read_run(folder, group=group, seed=seed, axes={}, keep=keep))
         names = ", ".join(sorted({run.group for run in runs}))
         if baseline is None:
             raise InputError("no sweep.json, so --baseline is needed", where=str(path), right=f"one of: {names}")
@@ -182,29 +178,36 @@ def read_sweep(path: Path | str, *, baseline: str | None = None, every_metric: b
     return sweep
 
 
-def _read_declared(path: Path, sweep_file: Path, keep: Callable[[str], bool] | None) -> Sweep:
+def _read_declared(folder: SweepDirectory, keep: Callable[[str], bool] | None) -> Sweep:
     try:
-        content = json.loads(sweep_file.read_bytes())
+        content = folder.read_description()
         entries = [(e["name"], e["group"], e.get("seed"), e.get("values") or {}) for e in content["runs"]]
         name, baseline = content["name"], content["baseline"]
-        if not all(isinstance(text, str) for text in (name, baseline, *(part for e in entries for part in e[:2]))):
+        if not all(isinstance(text, str) for text in (name, baseline, *(group for _, group, _, _ in entries))):
             raise TypeError("names are text")
         if not all(isinstance(e[2], (int, type(None))) and isinstance(e[3], dict) for e in entries):
             raise TypeError("a seed is a number, values are a mapping")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"unreadable ({error!r})", where=str(sweep_file), right="launch writes it") from None
-    runs = [_read_run(path / n, group=g, seed=s, axes=axes, keep=keep) for n, g, s, axes in entries]
+        where = str(folder.description_path)
+        raise InputError(f"unreadable ({error!r})", where=where, right="launch writes it") from None
+    runs = [
+        _read_run(RunDirectory(folder.path / n), group=g, seed=s, axes=axes, keep=keep) for n, g, s, axes in entries
+    ]
     listed = {run.name for run in runs}
-    for folder in sorted(p.parent for p in path.glob("*/config.yaml")):
-        if folder.name not in listed:
+    for directory in folder.run_folders():
+        if directory.name not in listed:
             # A folder the sweep does not name any more is shown, so that nobody wonders where it went.
-            group, seed = split_seed(folder.name)
-            run = _read_run(folder, group=group, seed=seed, axes={}, keep=keep)
+            run = _read_undeclared(directory, keep)
             run.problems.append("not named by sweep.json")
             runs.append(run)
-    return Sweep(
-        name=name, path=path, baseline=baseline, runs=runs, budget_checked=bool(content.get("budget_checked", True))
-    )
+    checked = bool(content.get("budget_checked", True))
+    return Sweep(name=name, path=folder.path, baseline=baseline, runs=runs, budget_checked=checked)
+
+
+def _read_undeclared(directory: RunDirectory, keep: Callable[[str], bool] | None) -> Run:
+    """A run of which only the name of its folder says the group and the seed."""
+    group, seed = split_seed(directory.name)
+    return _read_run(directory, group=group, seed=seed, axes={}, keep=keep)
 
 
 def _separate_repetitions(runs: list[Run]) -> None:
@@ -226,44 +229,33 @@ def _is_reported(metric: str) -> bool:
 
 
 def _read_run(
-    path: Path, *, group: str, seed: int | None, axes: dict[str, Any], keep: Callable[[str], bool] | None
+    directory: RunDirectory,
+    *,
+    group: str,
+    seed: int | None,
+    axes: dict[str, Any],
+    keep: Callable[[str], bool] | None,
 ) -> Run:
-    directory = RunDirectory(path)
+    path = directory.path
     run = Run(name=path.name, group=group, seed=seed, axes=dict(axes), path=path, state=directory.read_state())
     if not path.is_dir():
         run.problems.append("not started: no folder")
         return run
-    try:
-        text = directory.config_path.read_text()
-        # libyaml where PyYAML was built with it: a resolved config has hundreds of lines.
-        content = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-        if not isinstance(content, dict):
-            raise ValueError("no mapping")
-        run.config = content
-    except (OSError, ValueError, yaml.YAMLError):
-        run.problems.append("no readable config.yaml")
-    for name, reader in (("shape", directory.read_shape), ("provenance", directory.read_provenance)):
+    for name, file, reader in (
+        ("config", directory.config_path, directory.read_config),
+        ("shape", directory.shape_path, directory.read_shape),
+        ("provenance", directory.provenance_path, directory.read_provenance),
+    ):
         try:
             setattr(run, name, reader())
         except InputError:
-            run.problems.append(f"no readable {name}.json")
+            run.problems.append(f"no readable {file.name}")
     if run.seed is None and isinstance(run.config.get("seed"), int):
         run.seed = run.config["seed"]
-    run.series = _series(read_surviving(directory), keep)
+    run.series = _series(directory.read_plain_metrics(), keep)
     run.evaluations = list(_json_lines(sorted(directory.evals.glob("*.jsonl")), run.problems))
     run.diagnosis = _newest_diagnosis(directory, run.problems)
     return run
-
-
-def read_surviving(directory: RunDirectory) -> list[dict[str, Any]]:
-    """`RunDirectory.read_metrics` as plain dictionaries."""
-    kept: list[dict[str, Any]] = []
-    for row in directory.read_plain_metrics():
-        if row["kind"] == "attempt":
-            while kept and kept[-1]["step"] > row["step"]:
-                kept.pop()
-        kept.append(row)
-    return kept
 
 
 def _series(rows: list[dict[str, Any]], keep: Callable[[str], bool] | None) -> dict[str, Series]:

@@ -7,9 +7,7 @@ from typing import Any
 
 from olmo_ext.base.secrecy import without_credentials
 from olmo_ext.compare.collect import Run, validation_metric
-
-TOKEN_TOLERANCE = 0.005
-"""Runs whose last evaluations lie this close in tokens count as equally long."""
+from olmo_ext.shapes.budget import EQUAL_WITHIN
 
 _NOT_RECORDED = object()
 _OTHER_THAN_SHAPE = (
@@ -32,7 +30,7 @@ def blocking_differences(run: Run, baseline: Run, label: str | None) -> list[str
             if validation_metric(label) not in side.series:
                 found.append(f"{side.name} has no loss on {label}")
     left_tokens, right_tokens = final_tokens(run, label), final_tokens(baseline, label)
-    if left_tokens and right_tokens and abs(left_tokens / right_tokens - 1) > TOKEN_TOLERANCE:
+    if left_tokens and right_tokens and abs(left_tokens / right_tokens - 1) > EQUAL_WITHIN:
         found.append(f"tokens seen {left_tokens:,} against {right_tokens:,}")
     return found
 

@@ -50,8 +50,6 @@ def compare(
         return
     from olmo_ext.compare.comparison import compare_sweep
 
-    if expected is None and (directory / "expected.yaml").is_file():
-        expected = directory / "expected.yaml"
     result = compare_sweep(sweep, label=validation, expected=expected)
     # Files first: `compare ... | head` closes the output before it is all printed, and the report is still wanted.
     written = []

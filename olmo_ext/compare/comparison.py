@@ -40,9 +40,11 @@ def compare_sweep(sweep: Sweep, *, label: str | None = None, expected: Path | No
     """Compare every group of a sweep with its baseline.
 
     :param label: validation set; the first one that all finished runs logged if left out.
-    :param expected: an `expected.yaml` with a paper's figures.
+    :param expected: an `expected.yaml` with a paper's figures; the one in the sweep's folder, if any, if left out.
     :raises InputError: for a validation set that no run has.
     """
+    if expected is None and (sweep.path / "expected.yaml").is_file():
+        expected = sweep.path / "expected.yaml"
     labels = list(dict.fromkeys(name for run in sweep.runs for name in run.validation_labels()))
     if label is not None and label not in labels:
         known = f"one of: {', '.join(labels)}" if labels else "the runs logged none"

@@ -22,6 +22,7 @@ from olmo_ext.weights_and_biases.sync import existing_id
 
 if TYPE_CHECKING:
     from olmo_ext.compare.outcome import Comparison
+from olmo_ext.compare.views import AXIS_NAMES
 
 SHAPE_COLUMNS = {
     "shape_d_model": "d_model",
@@ -146,7 +147,7 @@ def _sections(result: Comparison, reports: Any) -> list[tuple[str, list[Any]]]:
                 smoothing_show_original=False if smooth else None,
                 max_runs_to_show=100,
             )
-            for axis, words_of_axis in (("tokens", "tokens"), ("flops", "training FLOPs"))
+            for axis, words_of_axis in ((axis, AXIS_NAMES[axis]) for axis in ("tokens", "flops"))
         ]
 
     def scatter(key: str, title: str, *, log_x: bool = True) -> Any:

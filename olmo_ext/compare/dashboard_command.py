@@ -36,8 +36,6 @@ def dashboard(
     from olmo_ext.compare.comparison import compare_sweep
     from olmo_ext.compare.words import plural
 
-    if expected is None and (sweep / "expected.yaml").is_file():
-        expected = sweep / "expected.yaml"
     result = compare_sweep(read_sweep(sweep, baseline=baseline), label=validation, expected=expected)
     names = work.choose_names(result, project=project, entity=entity)
     if dry_run:

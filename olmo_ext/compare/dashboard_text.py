@@ -2,48 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from olmo_ext.compare import words
+from olmo_ext.compare.cells import row_cells
 
 if TYPE_CHECKING:
-    from olmo_ext.compare.group import GroupResult
     from olmo_ext.compare.outcome import Comparison
+
+
+COLUMNS = {
+    "group": "shape",
+    "seeds": "seeds",
+    "non_embedding": "parameters (non-emb.)",
+    "flops_per_token": "FLOPs a token",
+    "tokens": "tokens",
+    "loss": "loss",
+    "ppl": "PPL",
+    "difference": "difference in nats [95 %]",
+    "p_value": "Holm p",
+    "tokens_per_second": "tokens/s",
+}
+"""Cell of a group's row -> its heading."""
 
 
 def comparison_table(result: Comparison) -> str:
     """The table of the comparison as markdown."""
-    heads = ["shape", "seeds", "parameters (non-emb.)", "FLOPs a token", "tokens", "loss", "PPL"]
-    heads += ["difference in nats [95 %]", "Holm p", "tokens/s"]
-    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    lines = [_line(COLUMNS.values()), "|" + "---|" * len(COLUMNS)]
     for group in result.groups:
-        lines.append("| " + " | ".join(_cell(text) for text in _cells(group)) + " |")
+        texts = {name: cell.text for name, cell in row_cells(group).items()}
+        texts["seeds"] = f"{len(group.finished)} of {len(group.runs)}"
+        if group.nats is None and group.blocking:
+            texts["difference"] = "not compared: " + ", ".join(group.blocking)
+        lines.append(_line(texts[name] for name in COLUMNS))
     return "\n".join(lines)
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
-
-
-def _cells(group: GroupResult) -> list[str]:
-    difference = words.DASH
-    if group.nats is not None:
-        difference = f"{words.signed(group.nats.mean)} {words.interval(group.nats)}"
-    elif group.blocking:
-        difference = "not compared: " + ", ".join(group.blocking)
-    speed = group.tokens_per_second
-    return [
-        group.name + (" (baseline)" if group.baseline is None else ""),
-        f"{len(group.finished)} of {len(group.runs)}",
-        words.count(group.features.non_embedding),
-        words.count(group.features.flops_per_token),
-        words.count(group.tokens) if group.finished else words.DASH,
-        words.number(group.loss, 4),
-        words.number(group.ppl, 2),
-        difference,
-        words.p_value(group.adjusted_p),
-        words.DASH if speed is None else f"{speed:,.0f}",
-    ]
+def _line(texts: Iterable[str]) -> str:
+    """A line of a markdown table."""
+    cells = (text.replace("|", "\\|").replace("\n", " ") for text in texts)
+    return f"| {' | '.join(cells)} |"
 
 
 def paper_table(result: Comparison) -> str:
@@ -54,7 +53,7 @@ def paper_table(result: Comparison) -> str:
     for row in result.paper:
         ours = words.number(row.our_value, 3)
         cells = [row.group, row.metric, f"{row.paper_value:g}", ours, row.verdict or "shown", row.why, row.source]
-        lines.append("| " + " | ".join(_cell(text) for text in cells) + " |")
+        lines.append(_line(cells))
     return "\n".join(lines)
 
 

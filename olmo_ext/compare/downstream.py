@@ -15,6 +15,10 @@ _IN_LOOP_METRICS = ("len_norm", "ce_loss", "pmi_dc", "acc", "f1", "bpb")
 """Suffixes of OLMo's names in the loop, which join task and metric with an underscore."""
 
 
+Key = tuple[str, str, str, str, int | None]
+"""Task, metric, version, source, early step: scores of one key may be averaged and compared."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class DownstreamScore:
     """One group on one task."""
@@ -40,9 +44,9 @@ class DownstreamScore:
     difference: Difference | None = None
     """To the group's baseline, paired by seed."""
 
-
-Key = tuple[str, str, str, str, int | None]
-"""Task, metric, version, source, early step: scores of one key may be averaged and compared."""
+    @property
+    def key(self) -> Key:
+        return self.task, self.metric, self.version, self.source, self.step
 
 
 def run_scores(run: Run) -> dict[Key, tuple[float, float | None, int | None]]:

@@ -22,7 +22,7 @@ from olmo_ext.compare.report.axes import schedule_cells
 from olmo_ext.compare.report.heatmaps import QUANTITIES, layer_means, needle_scores
 from olmo_ext.compare.report.payload import emphasised, payload
 from olmo_ext.compare.verdict import is_sure
-from olmo_ext.compare.views import AXES
+from olmo_ext.compare.views import AXES, AXIS_NAMES
 
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 INK, FAINT = "#1b1d21", "#a0a4ab"
@@ -45,7 +45,6 @@ SETTINGS = {
     "svg.hashsalt": "olmo-ext",
     "figure.constrained_layout.use": True,
 }
-AXIS_LABELS = {"tokens": "Tokens", "flops": "Training FLOPs", "seconds": "Training seconds"}
 
 
 def _pyplot() -> Any:
@@ -187,7 +186,7 @@ def _curves(axes: Any, result: Comparison, axis: str, styles: _Styles) -> bool:
     if not tops:
         return False
     axes.set_ylim(top=max(tops) * 1.01)
-    axes.set_xlabel(AXIS_LABELS[axis])
+    axes.set_xlabel(AXIS_NAMES[axis][0].upper() + AXIS_NAMES[axis][1:])
     axes.set_ylabel(f"Loss on {result.label} (nats)")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _plain(value) if value else "0"))
     axes.grid(axis="y")

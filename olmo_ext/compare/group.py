@@ -11,6 +11,7 @@ from olmo_ext.compare.collect import Run
 from olmo_ext.compare.features import Features
 from olmo_ext.compare.statistics import Difference
 from olmo_ext.compare.views import SpeedUp, View
+from olmo_ext.shapes.budget import EQUAL_WITHIN
 
 
 @dataclass(kw_only=True)
@@ -59,6 +60,12 @@ class GroupResult:
 
     flops_change: float | None = None
     """Training FLOPs per token relative to the baseline's, minus one."""
+
+    @property
+    def unequal(self) -> dict[str, float]:
+        """The relative differences to the baseline by which the budgets are unequal; empty where they are equal."""
+        changes = {"non_embedding": self.size_change, "flops_per_token": self.flops_change}
+        return {name: change for name, change in changes.items() if change and abs(change) > EQUAL_WITHIN}
 
     @property
     def finished(self) -> list[Run]:

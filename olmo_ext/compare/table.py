@@ -10,13 +10,29 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from olmo_ext.compare import words
+from olmo_ext.compare.cells import Cell, row_cells
 from olmo_ext.compare.collect import Run, Sweep
+from olmo_ext.compare.downstream import NEEDLE_KEYS
 from olmo_ext.compare.group import GroupResult
 from olmo_ext.compare.outcome import Comparison
-from olmo_ext.compare.verdict import BUDGET_TOLERANCE
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+COLUMNS = {
+    "seeds": "seeds",
+    "non_embedding": "non-emb.",
+    "flops_per_token": "FLOP/token",
+    "tokens": "tokens",
+    "loss": "val. loss",
+    "ppl": "PPL",
+    "difference": "Δ nats [95 %]",
+    "p_value": "p (Holm)",
+    "seeds_needed": "seeds needed",
+    "tokens_per_second": "tokens/s",
+}
+"""Cell of a group's row -> its heading on the terminal."""
 
 
 def print_comparison(result: Comparison, console: Console) -> None:
@@ -28,11 +44,11 @@ def print_comparison(result: Comparison, console: Console) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
     narrow = console.width < 150
     table.add_column("group", overflow="fold")
-    for name in ("seeds", "non-emb.", "FLOP/token", "tokens", "val. loss", "PPL", "Δ nats [95 %]", "p (Holm)",
-                 "seeds needed", "tokens/s"):  # fmt: skip
-        table.add_column(name, justify="right", no_wrap=not narrow)
+    for heading in COLUMNS.values():
+        table.add_column(heading, justify="right", no_wrap=not narrow)
     for group in result.groups:
-        table.add_row(*(_escape(cell) for cell in _cells(group)))
+        cells = row_cells(group)
+        table.add_row(*(_escape(_cell_text(name, cells[name])) for name in ("group", *COLUMNS)))
     console.print(table)
     if result.label is not None:
         others = [label for label in result.labels if label != result.label]
@@ -59,37 +75,11 @@ def _escape(text: str) -> str:
     return escape(text)
 
 
-def _cells(group: GroupResult) -> list[str]:
-    name = group.name + (" (baseline)" if group.baseline is None else "")
-    difference = words.DASH
-    if group.nats is not None:
-        difference = f"{words.signed(group.nats.mean)} {words.interval(group.nats)}"
-    change = group.flops_change
-    flops = words.count(group.features.flops_per_token)
-    if change is not None and abs(change) > BUDGET_TOLERANCE:
-        flops += f" ({words.percent(change, 0)})"
-    size = words.count(group.features.non_embedding)
-    if group.size_change is not None and abs(group.size_change) > BUDGET_TOLERANCE:
-        size += f" ({words.percent(group.size_change)})"
-    return [
-        name,
-        seeds_text(group),
-        size,
-        flops,
-        words.count(group.tokens) if group.finished else words.DASH,
-        words.number(group.loss, 4),
-        words.number(group.ppl, 2),
-        difference,
-        words.p_value(group.adjusted_p),
-        words.seeds_needed(group.nats, group.seeds_needed),
-        words.DASH if group.tokens_per_second is None else f"{group.tokens_per_second:,.0f}",
-    ]
-
-
-def seeds_text(group: GroupResult) -> str:
-    """`3`, or `2 of 3` where runs are missing."""
-    done, asked = len(group.finished), len(group.runs)
-    return str(done) if done == asked else f"{done} of {asked}"
+def _cell_text(name: str, cell: Cell) -> str:
+    """The text, and by how many percent it is off the baseline's: tenths for parameters, whole ones for FLOPs."""
+    if cell.change is None:
+        return cell.text
+    return f"{cell.text} ({words.percent(cell.change, 0 if name == 'flops_per_token' else 1)})"
 
 
 def describe_unfinished(run: Run) -> str:
@@ -201,7 +191,7 @@ def csv_rows(sweep: Sweep) -> Iterator[tuple[Any, ...]]:
             for step, tokens, flops, seconds, value in zip(*(column.tolist() for column in columns), strict=True):
                 yield run.name, run.group, run.seed, metric, step, tokens, flops, seconds, value
         for row in run.evaluations:
-            place = "".join(f"/{key}={row[key]}" for key in ("length", "depth") if row.get(key) is not None)
+            place = "".join(f"/{key}={row[key]}" for key in NEEDLE_KEYS if row.get(key) is not None)
             name = f"evals/{row.get('task')}/{row.get('metric')}{place}"
             yield run.name, run.group, run.seed, name, row.get("step"), None, None, None, row.get("value")
 

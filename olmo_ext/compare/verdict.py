@@ -6,12 +6,10 @@ from olmo_ext.compare import words
 from olmo_ext.compare.group import GroupResult
 from olmo_ext.compare.outcome import Comparison
 from olmo_ext.compare.statistics import METHOD_DOCUMENTS, METHOD_SEEDS, MINIMUM_SEEDS_FOR_PLANNING, Difference
+from olmo_ext.shapes.budget import EQUAL_WITHIN
 
 SURE = 0.05
 """Corrected p-value below which a difference is called one."""
-
-BUDGET_TOLERANCE = 0.005
-"""Relative difference in parameters or FLOPs per token above which a budget is shown as unequal."""
 
 LEAST_TOKENS = 1.0
 """Per non-embedding parameter; compute-optimal training takes about 20 (Hoffmann et al., arXiv 2203.15556)."""
@@ -53,24 +51,20 @@ def _answer(result: Comparison) -> str:
     undecided = [g for g in compared if g not in better and g not in worse]
     if better:
         top = min(better, key=lambda group: group.nats.mean if group.nats else 0.0)
-        first = f"{_name(top)} is better than {_name_of(result, top.baseline)}: {_amount(top)}."
+        first = f"{top.name} is better than {_name_of(result, top.baseline)}: {_amount(top)}."
     elif undecided:
         top = best
         first = (
             f"No shape is shown to be better than {_name_of(result, top.baseline)}; "
-            f"the lowest of the others is {_name(top)}, {_amount(top)}{_overruled(result, top)}."
+            f"the lowest of the others is {top.name}, {_amount(top)}{_overruled(result, top)}."
         )
     else:
         top = best
         first = (
-            f"Every other shape is worse than {_name_of(result, top.baseline)}; the nearest is {_name(top)}, "
+            f"Every other shape is worse than {_name_of(result, top.baseline)}; the nearest is {top.name}, "
             f"{_amount(top)}."
         )
     return f"{first} {_rest(result, top, better, worse, undecided)}"
-
-
-def _name(group: GroupResult) -> str:
-    return group.name
 
 
 def _name_of(result: Comparison, baseline: str | None) -> str:
@@ -152,7 +146,7 @@ def _its(result: Comparison, groups: list[GroupResult]) -> str:
 
 
 def _list(groups: list[GroupResult]) -> str:
-    names = [_name(group) for group in groups]
+    names = [group.name for group in groups]
     if len(names) > 3:
         return str(len(names))
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
@@ -242,14 +236,11 @@ def notes(result: Comparison) -> list[str]:
             "Seeds needed: a two-sided paired t-test at 5 % with 80 % power and the observed deviation; unknown below "
             "three seeds."
         )
-    unequal = [
-        group
-        for group in result.groups
-        if any(c is not None and abs(c) > BUDGET_TOLERANCE for c in (group.size_change, group.flops_change))
-    ]
+    unequal = sum(1 for group in result.groups if group.unequal)
     if unequal:
         found.append(
-            f"Budgets differ by more than 0.5 % from the baseline's in {words.plural(len(unequal), 'group')}: the "
+            f"Budgets differ by more than {100 * EQUAL_WITHIN:g} % from the baseline's in "
+            f"{words.plural(unequal, 'group')}: the "
             "table shows by how much, in parameters and in FLOPs per token. Nothing is averaged over unequal budgets."
         )
     if not result.sweep.budget_checked:

@@ -32,6 +32,11 @@ def count(value: float | None) -> str:
     return DASH if value is None else format_count(value)
 
 
+def whole(value: float | None) -> str:
+    """`12,345`."""
+    return DASH if value is None else f"{value:,.0f}"
+
+
 def engineering(value: float | None) -> str:
     """1.93e+15 as `1.93 × 10^15`, with superscripts."""
     if value is None or value <= 0:
@@ -48,6 +53,11 @@ def interval(difference: Difference | None, digits: int = 4) -> str:
     if difference.low is None or difference.high is None:
         return METHOD_NONE
     return f"[{signed(difference.low, digits)}, {signed(difference.high, digits)}]"
+
+
+def estimate(difference: Difference | None, digits: int = 4) -> str:
+    """`−0.0397 [−0.0456, −0.0339]`."""
+    return DASH if difference is None else f"{signed(difference.mean, digits)} {interval(difference, digits)}"
 
 
 def p_value(value: float | None) -> str:

@@ -10,11 +10,7 @@ from olmo_ext.base.quantities import format_count
 from olmo_ext.config.run_config import RunConfig
 from olmo_ext.config.run_length import run_length
 from olmo_ext.config.sweep_run import SweepRun
-
-BUDGET_QUANTITIES = ("non_embedding", "total", "training_flops_per_token")
-
-TOLERANCE = 0.005
-"""Relative difference of sizes, where no budget is declared, and of tokens that still counts as equal."""
+from olmo_ext.shapes.budget import EQUAL_WITHIN, QUANTITIES
 
 
 def refuse_twins(runs: Sequence[SweepRun], *, where: str) -> None:
@@ -57,7 +53,7 @@ def check_equal_budgets(runs: Sequence[SweepRun], *, where: str) -> None:
 
     def declared(run: SweepRun) -> dict[str, int]:
         section = run.config.values.get("budget") or {}
-        return {name: section[name] for name in BUDGET_QUANTITIES if section.get(name) is not None}
+        return {name: section[name] for name in QUANTITIES if section.get(name) is not None}
 
     for run in runs[1:]:
         if declared(run) != declared(first):
@@ -70,7 +66,7 @@ def check_equal_budgets(runs: Sequence[SweepRun], *, where: str) -> None:
     if not declared(first):
         smallest, largest = (pick(runs, key=lambda run: run.config.counts.non_embedding) for pick in (min, max))
         low, high = smallest.config.counts.non_embedding, largest.config.counts.non_embedding
-        if high > low * (1 + TOLERANCE):
+        if high > low * (1 + EQUAL_WITHIN):
             raise InputError(
                 f"budgets differ: {smallest.name!r} has {format_count(low)} non-embedding parameters,"
                 f" {largest.name!r} {format_count(high)} ({high / low - 1:.1%} more)",
@@ -81,7 +77,7 @@ def check_equal_budgets(runs: Sequence[SweepRun], *, where: str) -> None:
     for run, count in zip(runs, tokens, strict=True):
         equal = count == tokens[0]
         if isinstance(count, int) and isinstance(tokens[0], int):
-            equal = abs(count - tokens[0]) <= TOLERANCE * tokens[0]
+            equal = abs(count - tokens[0]) <= EQUAL_WITHIN * tokens[0]
         if not equal:
             raise InputError(
                 f"training lengths differ: {first.name!r} sees {tokens[0]} tokens, {run.name!r} {count}",

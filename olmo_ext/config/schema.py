@@ -18,6 +18,7 @@ from olmo_ext.base.errors import InputError, did_you_mean
 from olmo_ext.base.quantities import parse_count, parse_fraction, parse_number, parse_seconds
 from olmo_ext.base.yaml_tree import Origins, as_text
 from olmo_ext.config.ranges import out_of_range
+from olmo_ext.shapes.budget import EQUAL_WITHIN, QUANTITIES
 
 DEFAULT_ORDER_SEED = 6198
 """The seed of OLMo-2's published data order."""
@@ -65,10 +66,8 @@ OUR_KEYS: dict[str, dict[str, Any]] = {
         "n_kv_heads": _field("count_or_list"),
     },
     "BudgetSection": {
-        "non_embedding": _field("int"),
-        "total": _field("int"),
-        "training_flops_per_token": _field("int"),
-        "tolerance": _field("fraction", 0.005, optional=False),
+        **{name: _field("int") for name in QUANTITIES},
+        "tolerance": _field("fraction", EQUAL_WITHIN, optional=False),
         "attention": _field("text"),
         "ffn": _field("text"),
     },

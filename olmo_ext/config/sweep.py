@@ -20,7 +20,6 @@ A file with none of these words is a plain config: a sweep of one run. More than
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from typing import Any
 
 from olmo_ext.base.errors import InputError, did_you_mean
 from olmo_ext.base.files import write_atomically
+from olmo_ext.base.sweep_directory import SweepDirectory
 from olmo_ext.base.yaml_tree import Origins, read_yaml
 from olmo_ext.config.fairness import check_equal_budgets, refuse_twins
 from olmo_ext.config.groups import Group, as_list, check_name, check_run_name, groups_of, name_text, seeds_of
@@ -233,4 +233,4 @@ def write_sweep_json(sweep: Sweep, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     if sweep.expected is not None:
         write_atomically(directory / "expected.yaml", sweep.expected.read_bytes())
-    write_atomically(directory / "sweep.json", json.dumps(sweep_json(sweep), indent=1, ensure_ascii=False) + "\n")
+    SweepDirectory(directory).write_description(sweep_json(sweep))

@@ -11,8 +11,9 @@ import click
 
 from olmo_ext.base.errors import EXIT_DONE, InputError, WorkError
 from olmo_ext.base.run_directory import RunState
+from olmo_ext.base.sweep_directory import SweepDirectory
 from olmo_ext.launch.local import launcher_of
-from olmo_ext.launch.slurm_queue import ask_slurm, read_queue, read_submissions, submitted_jobs, sweep_folder
+from olmo_ext.launch.slurm_queue import ask_slurm, read_queue, read_submissions, submitted_jobs
 from olmo_ext.launch.status import run_directories
 
 
@@ -24,7 +25,7 @@ def cancel_runs(directory: Path, runs: Sequence[str]) -> int:
     :raises WorkError: if Slurm does not answer, or refuses.
     """
     states = {run.name: run.read_state() for run in run_directories(directory)}
-    if (sweep := sweep_folder(directory)) != directory.absolute():
+    if (sweep := SweepDirectory.around(directory).path) != directory.absolute():
         directory, runs = sweep, [directory.absolute().name, *runs]
     jobs = submitted_jobs(directory)
     for name in runs:

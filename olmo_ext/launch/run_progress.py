@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from olmo_ext.base.run_directory import RunDirectory, RunState, is_metrics_row
+from olmo_ext.base.run_directory import RunDirectory, RunState, parse_rows
 
 TAIL_BYTES = 1 << 16
 TORCHRUN_REPORT = "torch/distributed/elastic/multiprocessing/api.py"
@@ -50,21 +48,9 @@ def last_lines(path: Path, count: int) -> list[str]:
     return [line for line in lines if line][-count:]
 
 
-def _last_rows(path: Path) -> list[dict[str, Any]]:
-    rows = []
-    for line in tail_of(path).splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue  # torn by a kill
-        if is_metrics_row(row):
-            rows.append(row)
-    return rows
-
-
 def read_progress(directory: RunDirectory) -> Progress | None:
     """The last attempt's step, loss and speed; None before the first row."""
-    rows = _last_rows(directory.metrics_path)
+    rows = parse_rows(tail_of(directory.metrics_path))
     if not rows:
         return None
     last = rows[-1]

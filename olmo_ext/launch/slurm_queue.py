@@ -87,13 +87,6 @@ def read_reasons() -> dict[str, str]:
     return _squeue("%r", "--states=PENDING") or {}
 
 
-def sweep_folder(path: Path) -> Path:
-    """The folder where the jobs of `path` are written down: a sweep's own, or the one above a run's."""
-    path = path.absolute()
-    is_run = (path / "config.yaml").is_file() or (path / "state.json").is_file()
-    return path.parent if is_run and not (path / "sweep.json").is_file() else path
-
-
 def record_submission(sweep_directory: Path, entry: dict[str, Any]) -> None:
     """Remember a job; written at once, so that a launch that dies half-way does not submit twice."""
     append_line(sweep_directory / JOBS_FILE, json.dumps(entry))

@@ -13,6 +13,7 @@ from pathlib import Path
 from olmo_ext.base.errors import InputError
 from olmo_ext.base.quantities import format_count, format_seconds
 from olmo_ext.base.run_directory import RunDirectory, RunState
+from olmo_ext.base.sweep_directory import SweepDirectory
 from olmo_ext.launch.run_progress import failure_lines, process_lives, read_progress
 
 SHOWN = ("done", "running", "queued", "requeued", "stopped", "pending", "failed")
@@ -119,22 +120,13 @@ def run_directories(path: Path) -> list[RunDirectory]:
 
     :raises InputError: if the folder is neither.
     """
-    if (path / "sweep.json").is_file():
-        try:
-            names = [run["name"] for run in json.loads((path / "sweep.json").read_bytes())["runs"]]
-            if not all(isinstance(name, str) for name in names):
-                raise TypeError("names are text")
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"not a sweep's description ({error})", where=str(path / "sweep.json")) from None
-        return [RunDirectory(path / name) for name in names]
-    if (path / "config.yaml").is_file() or (path / "state.json").is_file():
-        return [RunDirectory(path.absolute())]
-    found = sorted(entry.parent for entry in path.glob("*/config.yaml"))
-    if not found:
+    sweep = SweepDirectory(path)
+    found = sweep.runs()
+    if not found and not sweep.is_declared():
         raise InputError(
             "no sweep.json and no runs here", where=str(path), right="name runs/<sweep> or runs/<sweep>/<run>"
         )
-    return [RunDirectory(entry) for entry in found]
+    return found
 
 
 def sweep_status(path: Path) -> list[RunStatus]:
@@ -142,9 +134,9 @@ def sweep_status(path: Path) -> list[RunStatus]:
 
     :raises InputError: if the folder is neither.
     """
-    from olmo_ext.launch.slurm_queue import read_queue, read_reasons, submitted_jobs, sweep_folder
+    from olmo_ext.launch.slurm_queue import read_queue, read_reasons, submitted_jobs
 
-    jobs = submitted_jobs(sweep_folder(path))
+    jobs = submitted_jobs(SweepDirectory.around(path).path)
     directories = run_directories(path)
     states = [directory.read_state() for directory in directories]
     queue = read_queue() if jobs or any(state.slurm_job for state in states) else None

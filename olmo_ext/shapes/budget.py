@@ -14,6 +14,10 @@ from olmo_ext.shapes.counts import ShapeCounts
 from olmo_ext.shapes.layers import ModelShape
 
 QUANTITIES = ("non_embedding", "total", "training_flops_per_token")
+"""What a budget may be given in: parameters, or training FLOPs per token."""
+
+EQUAL_WITHIN = 0.005
+"""Relative difference of two sizes, costs or numbers of tokens up to which they count as equal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +59,7 @@ def check_budget(
 ) -> BudgetReport:
     """Compare a shape with the `budget` section of its config.
 
-    :param section: one of non_embedding, total and training_flops_per_token, a tolerance, and the counts `attention`
+    :param section: one of `QUANTITIES`, a tolerance, and the counts `attention`
         and `ffn` as a source prints them: `28.31M` holds for everything that rounds to it.
     :param enforce: whether a miss is an error.
     :raises InputError: beyond the tolerance, by how much and which width would fit.

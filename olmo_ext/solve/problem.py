@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from olmo_ext.shapes.budget import EQUAL_WITHIN
 from olmo_ext.shapes.layers import AttentionSpec, FFNSpec, LayerShape, ModelShape
 from olmo_ext.shapes.taper import Taper, taper_widths
 
@@ -22,7 +23,7 @@ class Problem:
     """non_embedding, total or training_flops_per_token."""
 
     target: int
-    tolerance: float = 0.005
+    tolerance: float = EQUAL_WITHIN
     layers: tuple[int, ...] = tuple(range(2, 49))
     d_model: tuple[int, ...] = tuple(range(64, 8193, 64))
     num_sub_mlps: tuple[int, ...] = (1,)

@@ -13,6 +13,7 @@ import torch
 
 from olmo_ext.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, InputError, OlmoExtError, WorkError
 from olmo_ext.base.run_directory import RunDirectory, RunState
+from olmo_ext.base.sweep_directory import SweepDirectory
 from olmo_ext.config.run_config import RunConfig
 from olmo_ext.config.run_length import batch_per_rank, run_length, schedule_warnings
 from olmo_ext.data.loader import data_fingerprint, evaluation_fingerprints
@@ -281,13 +282,13 @@ class Session:
 
     def _start_recording(self) -> None:
         if self.ranks.is_first:
-            sweep = self.directory.path.resolve().parent
+            sweep = SweepDirectory(self.directory.path.resolve().parent)
             self.wandb_run = wandb_run.start(
                 self.values,
                 run_directory=self.directory,
                 shape=self.shape,
                 provenance=self.provenance,
-                sweep=sweep.name if (sweep / "sweep.json").is_file() else None,
+                sweep=sweep.path.name if sweep.is_declared() else None,
                 attempt=self.state.attempt,
             )
         assert self.reporter is not None

@@ -17,6 +17,7 @@ from olmo_ext.base.errors import InputError
 from olmo_ext.base.files import write_atomically
 from olmo_ext.base.run_directory import RunDirectory
 from olmo_ext.base.secrecy import SECRET_KEY, netrc_login, without_credentials
+from olmo_ext.base.sweep_directory import SweepDirectory
 
 MAX_NAME = 128
 """Longest project, entity, group and run name (characters)."""
@@ -223,8 +224,7 @@ def wandb_config(
 def group_of_run(run_directory: RunDirectory) -> str:
     """The run's group in its sweep (its name without the seed part); the run's own name outside a sweep."""
     try:
-        sweep = json.loads((run_directory.path.parent / "sweep.json").read_text())
-        for run in sweep["runs"]:
+        for run in SweepDirectory(run_directory.path.parent).read_description()["runs"]:
             if run["name"] == run_directory.name:
                 return str(run["group"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -26,6 +26,7 @@ from typing import Any
 from olmo_ext.base.errors import InputError, WorkError
 from olmo_ext.base.files import write_atomically
 from olmo_ext.base.run_directory import RunDirectory
+from olmo_ext.base.sweep_directory import SweepDirectory
 from olmo_ext.weights_and_biases.live_run import Writer, writer_settings
 from olmo_ext.weights_and_biases.offline_file import Segment, find_files, read_segment, repair, settle
 from olmo_ext.weights_and_biases.settings import ID_FILE, check_names, has_key, run_id, server_url
@@ -93,10 +94,8 @@ def find_runs(path: Path) -> list[RunDirectory]:
 
     :raises InputError: where there is neither.
     """
-    if (path / "config.yaml").is_file():
-        return [RunDirectory(path)]
-    runs = [RunDirectory(folder) for folder in sorted(path.iterdir())] if path.is_dir() else []
-    runs = [run for run in runs if run.exists()]
+    run = RunDirectory(path)
+    runs = [run] if run.exists() else SweepDirectory(path).run_folders()
     if not runs:
         raise InputError("no runs here", where=str(path), right="a folder runs/<sweep>, or one run's folder")
     return runs
@@ -163,8 +162,8 @@ def _checked_values(run: RunDirectory, *, sweep: str | None, project: str | None
 
 def sweep_of(run: RunDirectory, asked: Path) -> str | None:
     """The name of the sweep: the folder that was asked for, or a single run's parent where a sweep.json stands."""
-    folder = run.path.resolve().parent
-    return folder.name if folder == asked.resolve() or (folder / "sweep.json").exists() else None
+    sweep = SweepDirectory(run.path.resolve().parent)
+    return sweep.path.name if sweep.path == asked.resolve() or sweep.is_declared() else None
 
 
 def sync_run(

@@ -94,7 +94,6 @@ def test_a_state_of_a_later_version_keeps_what_is_known(tmp_path: Path) -> None:
 
 
 def test_rows_of_any_content_cost_themselves_only_for_every_reader(tmp_path: Path) -> None:
-    from olmo_ext.compare.collect import read_surviving
     from olmo_ext.launch.run_progress import read_progress
 
     run = RunDirectory(tmp_path)
@@ -114,7 +113,7 @@ def test_rows_of_any_content_cost_themselves_only_for_every_reader(tmp_path: Pat
             file.write(line + b"\n")
     steps = list(range(1, len(odd) + 1))
     assert [row.step for row in run.read_metrics()] == steps
-    assert [row["step"] for row in read_surviving(run)] == steps
+    assert [row["step"] for row in run.read_plain_metrics()] == steps
     progress = read_progress(run)
     assert progress is not None and progress.step == steps[-1] and progress.loss == 1.0
 

@@ -11,7 +11,7 @@ import pytest
 
 from olmo_ext.base.errors import InputError
 from olmo_ext.base.run_directory import RunDirectory
-from olmo_ext.compare.collect import read_surviving, read_sweep, split_seed
+from olmo_ext.compare.collect import read_sweep, split_seed
 
 from .synthetic import make_run, make_sweep
 
@@ -20,7 +20,7 @@ def test_fast_reader_equals_the_run_directorys_own(tmp_path: Path) -> None:
     make_run(tmp_path / "run", final=3.0, attempts=2, steps=60)
     with open(tmp_path / "run" / "metrics.jsonl", "ab") as file:
         file.write(b'{"kind": "train", "torn": \xff')
-    rows = read_surviving(RunDirectory(tmp_path / "run"))
+    rows = RunDirectory(tmp_path / "run").read_plain_metrics()
     reference = RunDirectory(tmp_path / "run").read_metrics()
     assert [(r["kind"], r["step"], r["values"]) for r in rows] == [(r.kind, r.step, r.values) for r in reference]
     assert not any(99.0 in row["values"].values() for row in rows)

@@ -8,8 +8,7 @@ from olmo_ext.base.quantities import format_count
 from olmo_ext.compare import words
 from olmo_ext.compare.group import GroupResult
 from olmo_ext.compare.outcome import Comparison
-from olmo_ext.compare.report.html import Html, behind, items, plot, section, table
-from olmo_ext.compare.report.sections import estimate
+from olmo_ext.compare.report.html import Html, behind, heatmap, items, plot, section, table
 
 
 def axes(result: Comparison, present: set[str]) -> Html:
@@ -58,7 +57,7 @@ def _schedules(result: Comparison) -> str:
     most = max(map(abs, values)) or 1.0
     rows = []
     for span in ranges:
-        row = [f'<th scope="row">{escape(span)}</th>']
+        row = []
         for schedule in schedules:
             found = cells.get((schedule, span), [])
             inner = "".join(
@@ -70,14 +69,10 @@ def _schedules(result: Comparison) -> str:
             mean = found[0].nats.mean if len(found) == 1 and found[0].nats else None
             tone = "" if mean is None else f'{"good" if mean < 0 else "bad"}" style="--v:{abs(mean) / most:.3f}'
             row.append(f'<td class="heat {tone}">{inner or words.DASH}</td>')
-        rows.append(f"<tr>{''.join(row)}</tr>")
-    heads = "".join(f'<th scope="col">{escape(name)}</th>' for name in schedules)
+        rows.append((span, row))
+    caption = "Difference to the baseline in nats by taper schedule and range (first to last layer)"
     return (
-        '<figure><div class="scroll" role="region" tabindex="0" aria-label="Schedule by range"><table '
-        'class="heatmap"><caption>'
-        "Difference to the baseline in nats by taper schedule and range (first to last layer)</caption>"
-        f"<thead><tr><td></td>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table></div><figcaption><b>"
-        "Schedule by range.</b> "
+        f"<figure>{heatmap('Schedule by range', caption, schedules, rows)}<figcaption><b>Schedule by range.</b> "
         "Blue is better than the baseline, orange worse; the shade is the size of the difference.</figcaption></figure>"
     )
 
@@ -94,9 +89,11 @@ def learning_rates(result: Comparison) -> Html:
             equal = (row.equal_differences or {}).get(rate)
             loss = words.number(row.losses.get(rate), 4)
             best = "b" if rate == row.best else "span"
-            cells.append(Html(f"<{best}>{loss}</{best}>" + (f"<small>{estimate(equal)}</small>" if equal else "")))
+            cells.append(
+                Html(f"<{best}>{loss}</{best}>" + (f"<small>{words.estimate(equal)}</small>" if equal else ""))
+            )
         edge = " (at the edge of the range)" if row.at_edge else ""
-        cells += [Html(f"{row.best:g}<small>{edge}</small>"), estimate(row.best_difference)]
+        cells += [Html(f"{row.best:g}<small>{edge}</small>"), words.estimate(row.best_difference)]
         rows.append(cells)
     head = ["Shape", *(f"LR {rate:g}" for rate in rates), "Best LR", "Best against best, nats"]
     data = table(

@@ -11,7 +11,6 @@ from olmo_ext.compare.collect import Run, validation_metric
 from olmo_ext.compare.outcome import Comparison
 from olmo_ext.compare.paper import PaperRow
 from olmo_ext.compare.report.html import Html, items, section, table
-from olmo_ext.compare.report.sections import estimate
 from olmo_ext.compare.table import describe_unfinished
 
 
@@ -27,7 +26,7 @@ def paper(result: Comparison) -> Html:
 
     rows = [
         [row.group, row.source, row.metric, f"{row.paper_value:g}", words.number(row.our_value, 3),
-         words.signed(row.paper_difference), estimate(row.our_difference),
+         words.signed(row.paper_difference), words.estimate(row.our_difference),
          result_of(row)]
         for row in result.paper
     ]  # fmt: skip
@@ -58,7 +57,7 @@ def downstream(result: Comparison) -> Html:
             for label in others:
                 if label in group.other_sets:
                     mean, difference = group.other_sets[label]
-                    row.append(Html(f"{words.number(mean, 4)}<small>{estimate(difference)}</small>"))
+                    row.append(Html(f"{words.number(mean, 4)}<small>{words.estimate(difference)}</small>"))
                 else:
                     found = [v for run in group.finished if (v := run.last(validation_metric(label))) is not None]
                     row.append(words.number(sum(found) / len(found), 4) if found else words.DASH)
@@ -67,10 +66,10 @@ def downstream(result: Comparison) -> Html:
             table(["Group", *others], rows, caption="Other validation sets: loss, difference to the baseline in nats")
         )
     if result.downstream:
-        tasks = list(dict.fromkeys((s.task, s.metric, s.version, s.source, s.step) for s in result.downstream))
+        tasks = list(dict.fromkeys(score.key for score in result.downstream))
         rows = []
         for key in tasks:
-            scores = {s.group: s for s in result.downstream if (s.task, s.metric, s.version, s.source, s.step) == key}
+            scores = {s.group: s for s in result.downstream if s.key == key}
             task, metric, version, source, step = key
             counts = {s.items for s in scores.values()}
             asked = counts.pop() if len(counts) == 1 else None
@@ -88,7 +87,7 @@ def downstream(result: Comparison) -> Html:
                     row.append(Html(words.DASH))
                     continue
                 error = "" if score.standard_error is None else f" ± {score.standard_error:.4f}"
-                change = "" if score.difference is None else f"<small>{estimate(score.difference)}</small>"
+                change = "" if score.difference is None else f"<small>{words.estimate(score.difference)}</small>"
                 row.append(Html(f"{words.number(score.value, 4)}{error}{change}"))
             rows.append(row)
         caption = (

@@ -9,7 +9,7 @@ from typing import Any
 from olmo_ext.compare import words
 from olmo_ext.compare.group import GroupResult
 from olmo_ext.compare.outcome import Comparison
-from olmo_ext.compare.report.html import Html, behind, section, table
+from olmo_ext.compare.report.html import behind, heatmap, section, table
 
 QUANTITIES = {
     "rho_mlp": "ρ MLP: cosine of the FFN's output with the residual stream",
@@ -139,7 +139,7 @@ def _grid(number: int, name: str, cells: Mapping[tuple[float, float], list[float
     most = max(1.0, *(max(values) for values in cells.values()))
     rows = []
     for depth in depths:
-        row = [f'<th scope="row">{100 * depth:.0f} %</th>' if depth <= 1 else f'<th scope="row">{depth:g}</th>']
+        row = []
         for length in lengths:
             values = cells.get((depth, length))
             if values is None:
@@ -147,14 +147,8 @@ def _grid(number: int, name: str, cells: Mapping[tuple[float, float], list[float
                 continue
             mean = sum(values) / len(values)
             row.append(f'<td class="heat good" style="--v:{mean / most:.3f}">{mean:.2f}</td>')
-        rows.append(f"<tr>{''.join(row)}</tr>")
-    heads = "".join(f'<th scope="col">{_length(length)}</th>' for length in lengths)
-    return Html(
-        f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(name)}" data-group="{number}"><table '
-        'class="heatmap '
-        f'small"><caption>{escape(name)}</caption><thead><tr><td></td>{heads}</tr></thead><tbody>'
-        f"{''.join(rows)}</tbody></table></div>"
-    )
+        rows.append((f"{100 * depth:.0f} %" if depth <= 1 else f"{depth:g}", row))
+    return heatmap(name, name, map(_length, lengths), rows, css="heatmap small", group=number)
 
 
 def _length(length: float) -> str:

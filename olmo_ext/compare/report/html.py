@@ -30,12 +30,41 @@ def table(
         cells = "".join(f"<td{k}>{text(cell)}</td>" for k, cell in zip(kind[1:], others, strict=True))
         body.append(f'<tr><th scope="row">{text(first)}</th>{cells}</tr>')
     style = f' class="{css}"' if css else ""
-    # Focusable, so that a keyboard can scroll a table that is wider than the screen.
-    return Html(
-        f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(caption)}"><table{style}>'
-        f"<caption><span>{escape(caption)}</span></caption><thead><tr>{heads}</tr></thead>"
-        f"<tbody>{''.join(body)}</tbody></table></div>"
+    return scrollable(
+        caption,
+        f"<table{style}><caption><span>{escape(caption)}</span></caption><thead><tr>{heads}</tr></thead>"
+        f"<tbody>{''.join(body)}</tbody></table>",
     )
+
+
+def heatmap(
+    label: str,
+    caption: str,
+    heads: Iterable[str],
+    rows: Iterable[tuple[str, list[str]]],
+    *,
+    css: str = "heatmap",
+    group: int | None = None,
+) -> Html:
+    """A table of shaded cells.
+
+    :param rows: the heading of each row and its cells, which are `<td>` elements already.
+    :param group: the number of the group that it is of.
+    """
+    columns = "".join(f'<th scope="col">{escape(head)}</th>' for head in heads)
+    body = "".join(f'<tr><th scope="row">{escape(head)}</th>{"".join(cells)}</tr>' for head, cells in rows)
+    return scrollable(
+        label,
+        f'<table class="{css}"><caption>{escape(caption)}</caption><thead><tr><td></td>{columns}</tr></thead>'
+        f"<tbody>{body}</tbody></table>",
+        group=group,
+    )
+
+
+def scrollable(label: str, content: str, *, group: int | None = None) -> Html:
+    """Content that may be wider than the screen; it takes the focus, so that a keyboard can scroll it."""
+    data = "" if group is None else f' data-group="{group}"'
+    return Html(f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(label)}"{data}>{content}</div>')
 
 
 def behind(content: str, summary: str = "The numbers as a table") -> Html:

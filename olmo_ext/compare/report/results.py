@@ -6,57 +6,60 @@ import math
 from html import escape
 
 from olmo_ext.compare import words
+from olmo_ext.compare.cells import Cell, row_cells
 from olmo_ext.compare.collect import Run
 from olmo_ext.compare.group import GroupResult
 from olmo_ext.compare.outcome import Comparison
 from olmo_ext.compare.report.drawings import interval_glyph, interval_scale
-from olmo_ext.compare.report.html import Html, text
-from olmo_ext.compare.statistics import METHOD_DOCUMENTS, METHOD_SEEDS
-from olmo_ext.compare.table import seeds_text
-from olmo_ext.compare.verdict import BUDGET_TOLERANCE, is_sure
+from olmo_ext.compare.report.html import Html, scrollable
+from olmo_ext.compare.statistics import METHOD_DOCUMENTS
+from olmo_ext.compare.verdict import is_sure
 
-COLUMNS = (
-    ("Group", "", "text"),
-    ("Loss", "validation, nats", "num"),
-    ("PPL", "", "num"),
-    ("Difference to the baseline", "nats, 95 % interval", "num"),
-    ("p", "Holm", "num"),
-    ("Seeds", "finished runs", "num"),
-    ("Seeds needed", "for 80 % power", "num"),
-    ("Parameters", "non-embedding", "num"),
-    ("FLOPs", "per token, training", "num"),
-    ("Tokens", "seen", "num"),
-    ("Tokens/s", "", "num"),
-)
+COLUMNS = {
+    "loss": ("Loss", "validation, nats"),
+    "ppl": ("PPL", ""),
+    "difference": ("Difference to the baseline", "nats, 95 % interval"),
+    "p_value": ("p", "Holm"),
+    "seeds": ("Seeds", "finished runs"),
+    "seeds_needed": ("Seeds needed", "for 80 % power"),
+    "non_embedding": ("Parameters", "non-embedding"),
+    "flops_per_token": ("FLOPs", "per token, training"),
+    "tokens": ("Tokens", "seen"),
+    "tokens_per_second": ("Tokens/s", ""),
+}
+"""Cell of a group's row -> heading and what stands under it, after the group's name."""
 
 
 def results_table(result: Comparison) -> Html:
     """Sortable by each heading; the boxes hide runs in the plots."""
     head = []
-    for number, (name, unit, kind) in enumerate(COLUMNS):
+    for number, (name, unit) in enumerate([("Group", ""), *COLUMNS.values()]):
         small = f"<small>{escape(unit)}</small>" if unit else ""
-        css = ' class="num"' if kind == "num" else ""
+        css = ' class="num"' if number else ""
         head.append(
             f'<th scope="col"{css} aria-sort="none"><button type="button" class="sort" data-column="{number}">'
             f"{escape(name)}{small}</button></th>"
         )
     scale = interval_scale([group.nats for group in result.groups if group.nats is not None])
     bodies = "".join(_group(result, number, group, scale) for number, group in enumerate(result.groups))
-    return Html(
-        '<div class="scroll" role="region" tabindex="0" aria-label="Results by group"><table id="results" '
-        'class="results">'
+    return scrollable(
+        "Results by group",
+        '<table id="results" class="results">'
         "<caption><span>One row per group of runs that differ in their seed only. The boxes show and hide runs in the "
         "plots and change no statistics; the headings sort.</span></caption>"
         f'<thead><tr><td class="box"><span class="visually-hidden">shown</span></td>{"".join(head)}</tr></thead>'
-        f"{bodies}"
-        "</table></div>"
+        f"{bodies}</table>",
     )
 
 
 def _group(result: Comparison, number: int, group: GroupResult, scale: float) -> str:
+    cells = row_cells(group)
+    deviation = "" if group.loss_deviation is None else f"<small>± {group.loss_deviation:.4f} sd</small>"
+    shown = {"loss": cells["loss"].text + deviation, "difference": _difference(group, scale)}
     row = "".join(
-        f'<td class="num" data-value="{"" if value is None else repr(value)}">{text(content)}</td>'
-        for value, content in _cells(group, scale)
+        f'<td class="num" data-value="{"" if cells[name].value is None else repr(cells[name].value)}">'
+        f"{shown.get(name) or _with_change(cells[name])}</td>"
+        for name in COLUMNS
     )
     marks = []
     if group.baseline is None:
@@ -78,67 +81,41 @@ def _group(result: Comparison, number: int, group: GroupResult, scale: float) ->
     )
 
 
-def _relative(value: float | None) -> str:
-    return f"<small>{words.percent(value)}</small>" if value is not None and abs(value) > BUDGET_TOLERANCE else ""
+def _with_change(cell: Cell) -> str:
+    return escape(cell.text) + ("" if cell.change is None else f"<small>{words.percent(cell.change)}</small>")
 
 
-def _cells(group: GroupResult, scale: float) -> list[tuple[float | None, object]]:
-    shape, nats = group.features, group.nats
-    difference: object = words.DASH
-    if nats is not None:
-        sure = is_sure(nats, group.adjusted_p)
-        ppl = "" if group.perplexity is None else f" · {words.signed(group.perplexity.mean, 2)} PPL"
-        how = {METHOD_SEEDS: "", METHOD_DOCUMENTS: " · over documents"}.get(nats.method, "")
-        bounds = words.interval(nats) if nats.known else "interval unknown: one seed"
-        difference = Html(
-            f'<div class="difference">{interval_glyph(nats, scale, sure=sure)}<span><b>{words.signed(nats.mean)}</b>'
-            f"{ppl}"
-            f"<small>{bounds}{how}</small></span></div>"
-        )
-    elif group.blocking:
-        difference = Html(f'<small class="warn">{escape(group.blocking[0])}</small>')
-    deviation = group.loss_deviation
-    spread = f"<small>± {deviation:.4f} sd</small>" if deviation is not None else ""
-    speed = group.tokens_per_second
-    return [
-        (group.loss, Html(words.number(group.loss, 4) + spread)),
-        (group.ppl, words.number(group.ppl, 2)),
-        (None if nats is None else nats.mean, difference),
-        (group.adjusted_p, words.p_value(group.adjusted_p)),
-        (float(len(group.finished)), seeds_text(group)),
-        (
-            None if group.seeds_needed is None else float(group.seeds_needed),
-            words.seeds_needed(nats, group.seeds_needed),
-        ),
-        (shape.non_embedding, Html(words.count(shape.non_embedding) + _relative(group.size_change))),
-        (shape.flops_per_token, Html(words.count(shape.flops_per_token) + _relative(group.flops_change))),
-        (float(group.tokens) if group.finished else None, words.count(group.tokens) if group.finished else words.DASH),
-        (speed, words.DASH if speed is None else f"{speed:,.0f}"),
-    ]
+def _difference(group: GroupResult, scale: float) -> str:
+    nats = group.nats
+    if nats is None:
+        return f'<small class="warn">{escape(group.blocking[0])}</small>' if group.blocking else words.DASH
+    ppl = "" if group.perplexity is None else f" · {words.signed(group.perplexity.mean, 2)} PPL"
+    how = " · over documents" if nats.method == METHOD_DOCUMENTS else ""
+    bounds = words.interval(nats) if nats.known else "interval unknown: one seed"
+    glyph = interval_glyph(nats, scale, sure=is_sure(nats, group.adjusted_p))
+    return (
+        f'<div class="difference">{glyph}<span><b>{words.signed(nats.mean)}</b>{ppl}<small>{bounds}{how}</small>'
+        "</span></div>"
+    )
 
 
 def _run(run: Run, group: GroupResult) -> str:
     loss = group.losses.get(run.seed) if run.finished else None
-    speed = run.tokens_per_second()
     status = "" if run.finished else f' <span class="mark warn">{escape(run.state.status)}</span>'
     each = dict(zip(group.nats.seeds, group.nats.each, strict=True)) if group.nats is not None else {}
     tokens = run.progress()[1]
-    cells = [
-        words.number(loss, 4),
-        words.number(None if loss is None else math.exp(loss), 2),
-        words.signed(each[run.seed]) if run.seed in each else words.DASH,
-        "",
-        "" if run.seed is None else f"seed {run.seed}",
-        "",
-        "",
-        "",
-        words.count(tokens) if tokens else words.DASH,
-        words.DASH if speed is None else f"{speed:,.0f}",
-    ]
+    cells = {
+        "loss": words.number(loss, 4),
+        "ppl": words.number(None if loss is None else math.exp(loss), 2),
+        "difference": words.signed(each.get(run.seed)),
+        "seeds": "" if run.seed is None else f"seed {run.seed}",
+        "tokens": words.count(tokens or None),
+        "tokens_per_second": words.whole(run.tokens_per_second()),
+    }
     name = escape(run.name)
     return (
         f'<tr class="run" hidden><td class="box"><input type="checkbox" checked data-run="{name}" '
         f'aria-label="show {name} in the plots"></td><th scope="row">{name}{status}</th>'
-        + "".join(f'<td class="num">{escape(cell)}</td>' for cell in cells)
+        + "".join(f'<td class="num">{escape(cells.get(name, ""))}</td>' for name in COLUMNS)
         + "</tr>"
     )

@@ -15,19 +15,12 @@ from olmo_ext.compare.outcome import Comparison
 from olmo_ext.compare.report.drawings import WIDTH, share_bar, silhouette
 from olmo_ext.compare.report.html import Html, behind, plot, section, table
 from olmo_ext.compare.report.payload import one_device
-from olmo_ext.compare.statistics import Difference, interpolate
+from olmo_ext.compare.statistics import interpolate
 from olmo_ext.compare.views import AXES, AXIS_NAMES
 
 CURVE_TABLE_POINTS = 8
 DECODING = ("KV bytes/token", "State bytes/sequence")
 """What decoding keeps: per token of the past in a 2-byte type, and per sequence whatever its length in fp32."""
-
-
-def estimate(difference: Difference | None, digits: int = 4) -> str:
-    """`−0.0397 [−0.0456, −0.0339]`."""
-    if difference is None:
-        return words.DASH
-    return f"{words.signed(difference.mean, digits)} {words.interval(difference, digits)}"
 
 
 def _choice(name: str, legend: str, options: list[tuple[str, str]]) -> str:
@@ -209,7 +202,7 @@ def _views_table(compared: list[GroupResult]) -> str:
                 else words.count(view.at)
             )
             note = f"; {view.note}" if view.note else ""
-            row.append(Html(f"{estimate(view.difference)}<small>at {at}{note}</small>"))
+            row.append(Html(f"{words.estimate(view.difference)}<small>at {at}{note}</small>"))
         speed = group.speed_up
         if speed is None:
             row.append(words.DASH)
