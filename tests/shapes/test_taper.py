@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from olmo_ext.shapes.registry import TAPER_SCHEDULES
 from olmo_ext.shapes.taper import (
-    SCHEDULES,
     Taper,
     apportion,
     group_sizes,
@@ -17,6 +17,12 @@ from olmo_ext.shapes.taper import (
     schedule_multiples,
     taper_widths,
 )
+
+SCHEDULES = ("cosine", "linear", "sigmoid")
+
+
+def test_the_built_in_schedules_are_the_papers():
+    assert set(SCHEDULES) <= set(TAPER_SCHEDULES)
 
 
 def widths(base: int, layers: int, **rule) -> tuple[int, ...]:
