@@ -198,7 +198,7 @@ def _place(key: str, origins: Origins) -> str:
     return key
 
 
-def _like_default(value: Any, default: Any) -> Any:
+def like_default(value: Any, default: Any) -> Any:
     """Convert an option of a registered type by the type of its default."""
     if isinstance(default, bool):
         return _truth(value)
@@ -251,7 +251,7 @@ def coerce_class(name: str, section: Any, *, key: str, origins: Origins, options
         path = f"{key}.{word}" if key else word
         try:
             given = word in section and not is_null(section[word])
-            result[word] = _like_default(section[word], default) if given else copy.deepcopy(default)
+            result[word] = like_default(section[word], default) if given else copy.deepcopy(default)
         except ValueError as error:
             raise InputError(str(error), where=_place(path, origins)) from None
     return result
