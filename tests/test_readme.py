@@ -137,6 +137,7 @@ def test_what_needs_a_cluster_is_submitted_by_the_slurm_tests() -> None:
             assert script.is_file() and f'"{script.stem}"' in submitted and "slurm/{node}.sbatch" in submitted
 
 
-def test_every_file_the_readme_names_is_there() -> None:
-    for name in set(re.findall(r"\b(?:configs|scripts|slurm|examples|olmo_ext)/[\w./-]+\w", README)):
+def test_every_file_the_readme_and_the_guide_name_is_there() -> None:
+    text = README + (ROOT / "CONTRIBUTING.md").read_text()
+    for name in set(re.findall(r"\b(?:configs|scripts|slurm|examples|olmo_ext|tests)/[\w./-]+\w", text)):
         assert (ROOT / name).exists() or name == "slurm/site.env", name
