@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from olmo_ext.config.schedulers import SCHEDULERS
-
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
@@ -115,7 +113,7 @@ def out_of_range(name: str, key: str, value: Any) -> str | None:
 
 
 def contradiction(values: Mapping[str, Any]) -> tuple[str, str, str] | None:
-    """Keys of a typed config that exclude each other, where OLMo would stop in the middle of something.
+    """Two keys of a typed config that exclude each other, where OLMo would stop in the middle of something.
 
     :returns: the key, what is wrong and what would be right; None where all is well.
     """
@@ -129,8 +127,6 @@ def contradiction(values: Mapping[str, Any]) -> tuple[str, str, str] | None:
         what = "documents are kept apart by flash attention alone"
         right = "false, or model.flash_attention: true (which needs a GPU and the flash-attn package)"
         return "data.generate_doc_lengths", what, right
-    if (wrong := SCHEDULERS.get(values["scheduler"]["name"]).check(values["scheduler"])) is not None:
-        return "scheduler", wrong, "options that it takes"
     evaluators = ((f"evaluators.{number}.data", each["data"]) for number, each in enumerate(values["evaluators"]))
     for place, section in (("data", data), *evaluators):
         if section["timeout"] and not section["num_workers"]:

@@ -6,7 +6,7 @@ import pytest
 
 from olmo_ext.config.run_config import load_run_config
 from olmo_ext.config.run_length import run_length
-from olmo_ext.config.schedulers import SCHEDULERS
+from olmo_ext.config.schedulers import SCHEDULERS, Scheduler
 from olmo_ext.plan.learning_rate import learning_rate, learning_rates
 
 
@@ -57,3 +57,19 @@ def test_the_built_in_schedulers_are_olmos():
     from olmo.config import SchedulerType
 
     assert set(SCHEDULERS) >= {kind.value for kind in SchedulerType}
+
+
+def test_the_peak_of_a_schedule_that_rises_again_is_found(monkeypatch):
+    class Bump(Scheduler):
+        name = "bump"
+        rises_after_warmup = True
+
+        def rate(self, step, *, initial, horizon, warmup, section):
+            return initial * (3 if step == 37 else 1)
+
+    monkeypatch.setitem(SCHEDULERS._types, "bump", Bump())
+    values = load_run_config(
+        {"model": {"rope": True}, "optimizer": {"learning_rate": 1e-3}, "scheduler": {"name": "bump", "t_warmup": 10}}
+        | {"max_duration": 100, "global_train_batch_size": 8}
+    ).values
+    assert learning_rates(values, run_length(values)).peak == 3e-3
