@@ -153,8 +153,21 @@ class EvaluationTask(ABC):
 
 
 EVALUATION_TASKS: Registry[EvaluationTask] = Registry("evaluation task", "--tasks")
-register_task = EVALUATION_TASKS.add
-"""Class decorator: make an evaluation task known under its `name`. Tasks run in the order of registration."""
+
+
+def register_task(cls: type[EvaluationTask]) -> type[EvaluationTask]:
+    """Class decorator: make an evaluation task known under its `name`. Tasks run in the order of registration.
+
+    :raises InputError: if another task has the name, or one of the family's names.
+    """
+    for other in EVALUATION_TASKS.entries():
+        twice = set(other.names or (other.name,)) & set(cls.names or (cls.name,))
+        if twice and other.name != cls.name:
+            raise InputError(
+                f"evaluation task {min(twice)!r} is registered twice, by {type(other).__module__} and {cls.__module__}",
+                right="give one of them another name",
+            )
+    return EVALUATION_TASKS.add(cls)
 
 
 def task_groups() -> dict[str, tuple[str, ...]]:

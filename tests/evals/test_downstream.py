@@ -159,3 +159,11 @@ def test_a_passage_without_a_last_word_is_named_by_its_line(text: str, tmp_path:
 def test_an_unknown_task_names_the_nearest(tokenizer: Any) -> None:
     with pytest.raises(InputError, match="arc_easy"):
         load_task("arc_eazy", tokenizer)
+
+
+def test_a_task_that_takes_a_name_of_another_family_is_refused() -> None:
+    from olmo_ext.evals.tasks import EvaluationTask, register_task
+
+    for name, names in (("wikitext_103", ()), ("mine", ("sciq-mine", "niah_single_1"))):
+        with pytest.raises(InputError, match=r"(wikitext_103|niah_single_1)' is registered twice, by .*built_in and"):
+            register_task(type("Mine", (EvaluationTask,), {"name": name, "names": names, "run": None}))
