@@ -310,9 +310,9 @@ def test_runs_stay_within_the_tokens_that_their_subset_is_named_after():
 
 
 def test_validation_files_are_those_that_eval_prepare_fetches():
-    from olmo_ext.evals.prepare import FILES
+    from olmo_ext.evals.built_in import Lambada, Perplexity
 
-    prepared = {f"data/eval/{file.name}" for file in FILES}
+    prepared = {f"data/eval/{file.name}" for file in (*Perplexity.files, *Lambada.files)}
     for path in (CONFIGS / "hourglass/113m-conventional.yaml", CONFIGS / "tapered/440m-uniform.yaml"):
         evaluators = loaded(path).values["evaluators"]
         sets = next(item for item in evaluators if item["type"] == "lm")["data"]["datasets"]

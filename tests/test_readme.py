@@ -20,7 +20,7 @@ from olmo_ext.config.run_config import load_run_config
 from olmo_ext.config.schema import OUR_KEYS
 from olmo_ext.config.sweep import SWEEP_WORDS, load_sweep
 from olmo_ext.data.sources import load_source
-from olmo_ext.evals.prepare import FILES
+from olmo_ext.evals.built_in import Lambada, Perplexity
 from olmo_ext.shapes.registry import ATTENTION_TYPES, FFN_TYPES
 
 ROOT = Path(__file__).parent.parent
@@ -66,7 +66,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
         target = folder / "mirror" / path
         target.parent.mkdir(parents=True, exist_ok=True)
         generator.integers(0, 100_000, 4096, dtype=np.uint32).tofile(target)
-    for file in FILES:
+    for file in (*Perplexity.files, *Lambada.files):
         target = folder / "sets" / file.name
         target.parent.mkdir(exist_ok=True)
         generator.integers(0, 100_000, 4096, dtype=np.uint32).tofile(target)
@@ -137,6 +137,7 @@ def test_what_needs_a_cluster_is_submitted_by_the_slurm_tests() -> None:
             assert script.is_file() and f'"{script.stem}"' in submitted and "slurm/{node}.sbatch" in submitted
 
 
-def test_every_file_the_readme_names_is_there() -> None:
-    for name in set(re.findall(r"\b(?:configs|scripts|slurm|examples|olmo_ext)/[\w./-]+\w", README)):
+def test_every_file_the_readme_and_the_guide_name_is_there() -> None:
+    text = README + (ROOT / "CONTRIBUTING.md").read_text()
+    for name in set(re.findall(r"\b(?:configs|scripts|slurm|examples|olmo_ext|tests)/[\w./-]+\w", text)):
         assert (ROOT / name).exists() or name == "slurm/site.env", name

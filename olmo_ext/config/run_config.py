@@ -23,6 +23,7 @@ from olmo_ext.base.errors import InputError
 from olmo_ext.base.secrecy import SECRET_VARIABLE, refuse_credentials
 from olmo_ext.base.yaml_tree import Origins, dump_yaml, leaves, merge, parse_yaml, read_scalar, read_yaml, set_key
 from olmo_ext.config.ranges import contradiction
+from olmo_ext.config.schedulers import SCHEDULERS
 from olmo_ext.config.schema import DEFAULT_ORDER_SEED, coerce_class
 from olmo_ext.shapes.budget import BudgetReport, check_budget
 from olmo_ext.shapes.counts import ShapeCounts, count
@@ -286,6 +287,8 @@ def load_run_config(
     if (wrong := contradiction(values)) is not None:
         key, what, right = wrong
         raise InputError(what, where=f"{origins.get(key, name)}, {key}", right=right)
+    if (wrong_options := SCHEDULERS.get(values["scheduler"]["name"]).check(values["scheduler"])) is not None:
+        raise InputError(wrong_options, where=f"{origins.get('scheduler', name)}, scheduler")
     counts = count(shape)
     report = None
     if values["budget"] is not None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from olmo_ext.base.errors import InputError
 from olmo_ext.base.quantities import format_count
+from olmo_ext.config.schedulers import SCHEDULERS
 from olmo_ext.shapes.layers import ModelShape
 from olmo_ext.shapes.registry import ATTENTION_TYPES, FFN_TYPES
 
@@ -148,17 +149,15 @@ def period_warnings(shape: ModelShape, steps: int) -> list[str]:
     ]
 
 
-DECAY_TO_THE_HORIZON = ("cosine_with_warmup", "cosine_linear_envelope", "linear_with_warmup")
-
-
 def learning_rate_warnings(values: Mapping[str, Any], length: RunLength) -> list[str]:
     """What a schedule does that its author may not have meant."""
     scheduler = values["scheduler"]
+    kind = SCHEDULERS.get(scheduler["name"])
     in_tokens = scheduler["units"] == "tokens"
     total = length.tokens if in_tokens else length.steps
     unit = "tokens" if in_tokens else "steps"
     warnings = []
-    if scheduler["name"] != "constant" and scheduler["t_warmup"] >= total:
+    if kind.warms_up and scheduler["t_warmup"] >= total:
         share = scheduler["t_warmup"] / total
         warnings.append(
             f"warm-up of {format_count(scheduler['t_warmup'])} {unit} is {share:.1f} x the run:"
@@ -169,7 +168,7 @@ def learning_rate_warnings(values: Mapping[str, Any], length: RunLength) -> list
         horizon = length.horizon_tokens if in_tokens else length.horizon_steps
     # Completing the last step goes beyond a horizon in tokens by less than a step, which is meant.
     ends_with_run = total - length.excess_tokens <= horizon <= total if in_tokens else horizon == total
-    if not ends_with_run and scheduler["name"] in DECAY_TO_THE_HORIZON:
+    if not ends_with_run and kind.ends_at_horizon:
         warnings.append(
             f"the schedule ends at {format_count(horizon)} {unit}, the run at {format_count(total)}:"
             " the last learning rate is not the schedule's end"

@@ -16,9 +16,12 @@ from typing import Any
 
 from olmo_ext.base.errors import InputError, did_you_mean
 from olmo_ext.base.quantities import parse_count, parse_fraction, parse_number, parse_seconds
+from olmo_ext.base.registry import Registry
 from olmo_ext.base.yaml_tree import Origins, as_text
 from olmo_ext.config.ranges import out_of_range
+from olmo_ext.config.schedulers import SCHEDULERS
 from olmo_ext.shapes.budget import EQUAL_WITHIN, QUANTITIES
+from olmo_ext.shapes.registry import ATTENTION_TYPES, FFN_TYPES, TAPER_SCHEDULES
 
 DEFAULT_ORDER_SEED = 6198
 """The seed of OLMo-2's published data order."""
@@ -54,7 +57,6 @@ OUR_KEYS: dict[str, dict[str, Any]] = {
         "schedule": _field("str"),
         "start": _field("float"),
         "end": _field("float"),
-        "steepness": _field("float"),
         "groups": _field("list", items="float"),
         "widths": _field("list", items="int"),
         "multiple_of": _field("int"),
@@ -74,8 +76,13 @@ OUR_KEYS: dict[str, dict[str, Any]] = {
 }
 """What this package adds to OLMo's config, in the form of the generated schema."""
 
-OPEN_CLASSES = ("FFNSection", "AttentionSection")
-"""Sections that also take the options of the type they name."""
+OPEN_SECTIONS: dict[str, tuple[str, str, Registry[Any]]] = {
+    "FFNSection": ("type", "type", FFN_TYPES),
+    "AttentionSection": ("type", "type", ATTENTION_TYPES),
+    "TaperSection": ("schedule", "schedule", TAPER_SCHEDULES),
+    "SchedulerConfig": ("name", "scheduler", SCHEDULERS),
+}
+"""Sections that also take the options of what they name: the key that names it, the word for it, and its registry."""
 
 SWEEP_WORDS = ("name", "base", "axes", "runs", "seeds", "seeds_change_data", "baseline", "unequal_budgets", "expected")
 """What a sweep file holds beside the keys of a config (`olmo_ext.config.sweep`)."""
@@ -87,7 +94,11 @@ CHANGED_DEFAULTS: dict[str, dict[str, Any]] = {
     "WandbConfig": {"entity": None, "tags": []},
     "TrainConfig": {"distributed_strategy": "ddp"},
 }
-SPECIAL_TYPES = {("TrainConfig", "time_limit"): "seconds"}
+SPECIAL_TYPES = {
+    ("TrainConfig", "time_limit"): "seconds",
+    # OLMo's enumeration; here a registry, which plugins extend.
+    ("SchedulerConfig", "name"): "str",
+}
 
 
 @functools.cache
@@ -173,7 +184,7 @@ def _place(key: str, origins: Origins) -> str:
     return key
 
 
-def _like_default(value: Any, default: Any) -> Any:
+def like_default(value: Any, default: Any) -> Any:
     """Convert an option of a registered type by the type of its default."""
     if isinstance(default, bool):
         return _truth(value)
@@ -202,11 +213,11 @@ def coerce_class(name: str, section: Any, *, key: str, origins: Origins, options
             right = did_you_mean(word, [*known, *sweep_words], otherwise=f"known here: {', '.join(sorted(known))}")
             if word in sweep_words:
                 right = "it makes a sweep, which `olmo-ext launch` runs"
-            if owners := _types_with_option(name, word):
+            if owners := _owners(name, word):
                 # How a config drops what the one it extends says to another type.
                 if section[word] is None:
                     continue
-                right = f"it belongs to type {' and '.join(owners)}; set an inherited one to null"
+                right = f"it belongs to {OPEN_SECTIONS[name][1]} {' and '.join(owners)}; set an inherited one to null"
             raise InputError(f"unknown key {word!r}", where=_place(path, origins), right=right)
     result: dict[str, Any] = {}
     for word, entry in fields.items():
@@ -225,34 +236,33 @@ def coerce_class(name: str, section: Any, *, key: str, origins: Origins, options
         path = f"{key}.{word}" if key else word
         try:
             given = word in section and section[word] is not None
-            result[word] = _like_default(section[word], default) if given else copy.deepcopy(default)
+            result[word] = like_default(section[word], default) if given else copy.deepcopy(default)
         except ValueError as error:
             raise InputError(str(error), where=_place(path, origins)) from None
     return result
 
 
-def _types_with_option(name: str, word: str) -> list[str]:
-    """The registered types of an open section that have this option."""
-    if name not in OPEN_CLASSES:
+def _owners(name: str, word: str) -> list[str]:
+    """What has this option, of all that an open section may name."""
+    if name not in OPEN_SECTIONS:
         return []
-    from olmo_ext.shapes.registry import ATTENTION_TYPES, FFN_TYPES
-
-    registry: Any = FFN_TYPES if name == "FFNSection" else ATTENTION_TYPES
-    return [type_name for type_name in registry if word in registry.get(type_name).options]
+    registry = OPEN_SECTIONS[name][2]
+    return [owner for owner in registry if word in registry.get(owner).options]
 
 
 def _options(name: str, section: Any, key: str, origins: Origins) -> Mapping[str, Any]:
-    if name not in OPEN_CLASSES or not isinstance(section, Mapping):
+    if name not in OPEN_SECTIONS or not isinstance(section, Mapping):
         return {}
-    from olmo_ext.shapes.registry import ATTENTION_TYPES, FFN_TYPES
-
-    registry: Any = FFN_TYPES if name == "FFNSection" else ATTENTION_TYPES
-    named = section.get("type", load_schema()["classes"][name]["type"]["default"])
+    chooser, what, registry = OPEN_SECTIONS[name]
+    entry, where = load_schema()["classes"][name][chooser], _place(f"{key}.{chooser}", origins)
+    named = section.get(chooser, entry["default"])
+    if entry["optional"] and named is None:
+        return {}
     options: dict[str, Any] = {}
-    for type_name in named if isinstance(named, list) else [named]:
-        if isinstance(type_name, (Mapping, list)) or type_name is None:
-            raise InputError(f"{type_name!r} names no type", where=_place(f"{key}.type", origins))
-        options.update(registry.get(str(type_name), where=_place(f"{key}.type", origins)).options)
+    for each in named if isinstance(named, list) else [named]:
+        if isinstance(each, (Mapping, list)) or each is None:
+            raise InputError(f"{each!r} names no {what}", where=where)
+        options.update(registry.get(str(each), where=where).options)
     return options
 
 

@@ -14,9 +14,8 @@ from olmo_ext.base.errors import InputError
 from olmo_ext.base.files import write_atomically
 from olmo_ext.evals.diagnosis import diagnose
 from olmo_ext.evals.diagnosis_report import write_plot
-from olmo_ext.evals.perplexity import first_tokens
 from olmo_ext.evals.target import Target
-from olmo_ext.evals.tasks import read_text
+from olmo_ext.evals.token_sets import first_tokens, read_text
 
 LONGEST_SEQUENCE = 1024
 TOKENS_PER_BATCH = 4096

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from olmo_ext.base.errors import InputError, WorkError, did_you_mean
+from olmo_ext.base.errors import InputError, WorkError
 from olmo_ext.data.tokenizer import Tokenizer
 from olmo_ext.evals.results import Result, mean_and_error
 from olmo_ext.evals.target import EvaluatedModel, Share, batches_by_length
-from olmo_ext.evals.tasks import GROUPS, PAPER_B_AVERAGE, PAPER_B_TASK
+from olmo_ext.evals.tasks import unknown_task
 
 SCORING_VERSION = 1
 ACCURACIES = ("acc", "len_norm", "f1")
@@ -89,9 +89,7 @@ def load_task(name: str, tokenizer: Tokenizer) -> Task:
     from olmo.eval.downstream import label_to_task_map
 
     if name not in label_to_task_map:
-        known = [*label_to_task_map, *GROUPS, "lambada"]
-        right = did_you_mean(name, known, otherwise="--list-tasks shows them", most=3)
-        raise InputError(f"unknown task {name!r}", where="--tasks", right=right)
+        raise unknown_task(name)
     entry = label_to_task_map[name]
     task_class, arguments = entry if isinstance(entry, tuple) else (entry, {})
     try:
@@ -252,20 +250,21 @@ def evaluate_task(
     return score_task(task, [score for score, _ in scores], truncated=truncated)
 
 
-def paper_b_average(results: Iterable[Result]) -> Result | None:
-    """Paper B's average accuracy over eight tasks, if all of them were scored.
+def average(results: Iterable[Result], parts: Sequence[tuple[str, str]], *, name: str) -> Result | None:
+    """The mean accuracy over several tasks, if all of them were scored.
 
-    Its standard error treats the tasks as independent: sqrt(sum of squares) / 8.
+    Its standard error treats the n tasks as independent: sqrt(sum of squares) / n.
+
+    :param parts: task and metric of each.
     """
     by_key = {(result.task, result.metric): result for result in results}
-    parts = [by_key.get(key) for key in PAPER_B_AVERAGE]
-    if any(part is None for part in parts):
+    present = [by_key[key] for key in parts if key in by_key]
+    if len(present) < len(parts):
         return None
-    present = [part for part in parts if part is not None]
     errors = [part.stderr for part in present]
     squares = None if None in errors else math.fsum(error**2 for error in errors if error is not None)
     return Result(
-        task=PAPER_B_TASK,
+        task=name,
         task_version=hashlib.sha256("".join(part.task_version for part in present).encode()).hexdigest()[:12],
         metric="acc",
         value=math.fsum(part.value for part in present) / len(present),

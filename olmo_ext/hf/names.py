@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from olmo_ext.base.errors import InputError
+from olmo_ext.base.registry import Registry
 from olmo_ext.shapes.layers import LayerShape, ModelShape
-from olmo_ext.shapes.registry import ATTENTION_TYPES, FFN_TYPES, AttentionType, ExportedModule, FFNType, Registry
+from olmo_ext.shapes.registry import ATTENTION_TYPES, FFN_TYPES, AttentionType, ExportedModule, FFNType
 
 CUSTOM = {
     "attention": "attention.",

@@ -1,4 +1,4 @@
-"""The learning rate of every step, as OLMo's schedulers have it. No torch."""
+"""The learning rates of a run. No torch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from olmo_ext.config.run_length import RunLength
+from olmo_ext.config.schedulers import SCHEDULERS, scheduled_rate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,36 +31,13 @@ def learning_rate(values: Mapping[str, Any], length: RunLength, step: int) -> fl
     :param values: a resolved config.
     :param step: counted from 1, as OLMo's trainer does.
     """
-    scheduler, full = values["scheduler"], values["optimizer"]["learning_rate"]
-    if scheduler["units"] == "tokens":
-        return _rate(full, scheduler, step * length.tokens_per_step, length.horizon_tokens)
-    return _rate(full, scheduler, step, length.horizon_steps)
-
-
-def _rate(full: float, scheduler: Mapping[str, Any], now: int, end: int) -> float:
-    name, warmup = scheduler["name"], int(scheduler["t_warmup"])
-    if name == "constant":
-        return full
-    if name == "max_scheduler":
-        # OLMo's pair: a cosine, and the inverse square root that takes over where it is higher.
-        parts = ("cosine_with_warmup", "inverse_sqrt_with_warmup")
-        return max(_rate(full, {**scheduler, "name": part}, now, end) for part in parts)
-    if now < warmup:
-        low = full * 0.1 if scheduler["warmup_min_lr"] is None else scheduler["warmup_min_lr"]
-        return low + (full - low) * now / warmup
-    if name == "constant_with_warmup":
-        return full
-    if name == "inverse_sqrt_with_warmup":
-        return full * math.sqrt(warmup / max(warmup, now, 1))
-    horizon = end if scheduler["t_max"] is None else int(scheduler["t_max"])
-    floor = full * scheduler["alpha_f"]
-    if now >= horizon:
-        return floor
-    done = (now - warmup) / (horizon - warmup)
-    if name == "linear_with_warmup":
-        return full - (full - floor) * done
-    cosine = (full - floor) * (1 + math.cos(math.pi * done)) / 2
-    return floor + (cosine * (1 - done) if name == "cosine_linear_envelope" else cosine)
+    in_tokens = values["scheduler"]["units"] == "tokens"
+    return scheduled_rate(
+        values["scheduler"],
+        initial=values["optimizer"]["learning_rate"],
+        step=step * length.tokens_per_step if in_tokens else step,
+        end=length.horizon_tokens if in_tokens else length.horizon_steps,
+    )
 
 
 def learning_rates(values: Mapping[str, Any], length: RunLength) -> LearningRates:
@@ -67,10 +45,13 @@ def learning_rates(values: Mapping[str, Any], length: RunLength) -> LearningRate
     scheduler = values["scheduler"]
     per_step = length.tokens_per_step if scheduler["units"] == "tokens" else 1
     warmed = math.ceil(scheduler["t_warmup"] / per_step)
-    # After its warm-up every schedule falls or stays, so the peak is beside the warm-up's end or the run's.
-    corners = {min(max(1, step), length.steps) for step in (1, warmed - 1, warmed, warmed + 1, length.steps)}
+    if SCHEDULERS.get(scheduler["name"]).rises_after_warmup:
+        candidates = set(range(1, length.steps + 1))
+    else:
+        # Of a schedule that falls or stays after its warm-up, the peak is beside the warm-up's end or the run's.
+        candidates = {min(max(1, step), length.steps) for step in (1, warmed - 1, warmed, warmed + 1, length.steps)}
     return LearningRates(
         configured=values["optimizer"]["learning_rate"],
-        peak=max(learning_rate(values, length, step) for step in corners),
+        peak=max(learning_rate(values, length, step) for step in candidates),
         last=learning_rate(values, length, length.steps),
     )

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import olmo_ext.shapes.types  # noqa: F401  (registers the built-in types)
-from olmo_ext.shapes.registry import AttentionType, FFNType, Registry
+from olmo_ext.base.registry import Registry
+from olmo_ext.shapes.registry import AttentionType, FFNType
 
 
 def changed_options(

@@ -1,4 +1,4 @@
-"""FFN and attention types by name: the place where a new shape is plugged in.
+"""FFN types, attention types and taper schedules by name: the place where a new shape is plugged in.
 
 A type is a class without torch at import: it answers what `plan` and `solve` ask (matrix sizes, state, options) and
 builds its module on demand. Adding one is one file and its test:
@@ -13,11 +13,11 @@ builds its module on demand. Adding one is one file and its test:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar
 
-from olmo_ext.base.errors import InputError, did_you_mean
+from olmo_ext.base.registry import Registry
 from olmo_ext.shapes.layers import AttentionSpec, FFNSpec
 
 Matrix = tuple[int, int]
@@ -195,50 +195,28 @@ class AttentionType(ABC):
         """
 
 
-T = TypeVar("T")
+class TaperSchedule(ABC):
+    """How a layer's width falls with depth, from the multiple `start` at the first layer to `end` at the last."""
+
+    name: ClassVar[str]
+    options: ClassVar[Mapping[str, Any]] = {}
+    """Extra keys under `model.ffn.taper` and their defaults."""
+
+    def check(self, options: Mapping[str, Any]) -> str | None:
+        """What is wrong with these options, in words, or None."""
+        return None
+
+    @abstractmethod
+    def remaining(self, x: float, options: Mapping[str, Any]) -> float:
+        """The share of the way from `start` to `end` that is still ahead: 1 at x = 0, never rising, 0 at x = 1.
+
+        :param x: depth l / (L - 1) of layer l of L, in [0, 1]. A model of one layer asks for nothing.
+        """
 
 
-class Registry(Generic[T]):
-    """Names to types, with an error that lists what there is."""
+FFN_TYPES: Registry[FFNType] = Registry("FFN type", "model.ffn.type")
+ATTENTION_TYPES: Registry[AttentionType] = Registry("attention type", "model.attention.type")
+TAPER_SCHEDULES: Registry[TaperSchedule] = Registry("schedule", "model.ffn.taper.schedule")
 
-    def __init__(self, kind: str, key: str) -> None:
-        self._kind, self._key = kind, key
-        self._types: dict[str, T] = {}
-
-    def add(self, cls: type) -> type:
-        name = cls.name  # type: ignore[attr-defined]
-        known = self._types.get(name)
-        if known is not None and type(known).__qualname__ != cls.__qualname__:
-            raise InputError(
-                f"{self._kind} type {name!r} is registered twice, by {type(known).__module__} and {cls.__module__}",
-                right="give one of them another name",
-            )
-        self._types[name] = cls()
-        return cls
-
-    def get(self, name: str, *, where: str | None = None) -> T:
-        if name not in self._types:
-            known = f"known: {', '.join(sorted(self._types))}; name the module of your own in `plugins:`"
-            raise InputError(
-                f"unknown {self._kind} type {name!r}",
-                where=where or self._key,
-                right=f"{did_you_mean(name, self._types, otherwise='')} {known}".lstrip(),
-            )
-        return self._types[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self._types))
-
-
-FFN_TYPES: Registry[FFNType] = Registry("FFN", "model.ffn.type")
-ATTENTION_TYPES: Registry[AttentionType] = Registry("attention", "model.attention.type")
-
-
-def register_ffn(cls: type[FFNType]) -> type[FFNType]:
-    """Class decorator: make an FFN type known under its `name`."""
-    return FFN_TYPES.add(cls)
-
-
-def register_attention(cls: type[AttentionType]) -> type[AttentionType]:
-    """Class decorator: make an attention type known under its `name`."""
-    return ATTENTION_TYPES.add(cls)
+register_ffn, register_attention, register_taper = FFN_TYPES.add, ATTENTION_TYPES.add, TAPER_SCHEDULES.add
+"""Class decorators: make a type or a schedule known under its `name`."""

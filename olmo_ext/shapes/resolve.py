@@ -9,8 +9,8 @@ from typing import Any
 import olmo_ext.shapes.types  # noqa: F401  (registers the built-in types)
 from olmo_ext.base.errors import InputError
 from olmo_ext.shapes.layers import AttentionSpec, FFNSpec, LayerShape, ModelShape
-from olmo_ext.shapes.registry import ATTENTION_TYPES, FFN_TYPES, FFNType
-from olmo_ext.shapes.taper import DEFAULT_MULTIPLE, DEFAULT_STEEPNESS, SCHEDULES, Taper, round_half_even, taper_widths
+from olmo_ext.shapes.registry import ATTENTION_TYPES, FFN_TYPES, TAPER_SCHEDULES, FFNType
+from olmo_ext.shapes.taper import DEFAULT_MULTIPLE, Taper, round_half_even, taper_widths
 
 
 @dataclass
@@ -162,10 +162,12 @@ def _olmo_width(section: _Section, d_model: int) -> int:
     return hidden // 2
 
 
-def read_taper(section: Mapping[str, Any], *, multiple_of: int | None = None) -> Taper:
+def read_taper(section: Mapping[str, Any], *, multiple_of: int | None = None, where: str | None = None) -> Taper:
     """The taper rule of a typed config section.
 
     :param multiple_of: the FFN's own, used where the taper names none.
+    :param where: of the schedule's name, for errors.
+    :raises InputError: for an unknown schedule.
     :raises ValueError: if it is not exactly one of schedule, groups and widths, or a number is out of range.
     """
     given = [key for key in ("schedule", "groups", "widths") if section.get(key)]
@@ -176,7 +178,7 @@ def read_taper(section: Mapping[str, Any], *, multiple_of: int | None = None) ->
     if multiple < 1:
         raise ValueError(f"multiple_of {multiple} is not positive")
     if given != ["schedule"]:
-        extra = [key for key in ("start", "end", "steepness") if section.get(key) is not None]
+        extra = [key for key in ("start", "end") if section.get(key) is not None]
         if extra:
             raise ValueError(f"{extra[0]} belongs to a schedule, not to {given[0]}")
         values: Sequence[float] = section[given[0]]
@@ -185,31 +187,25 @@ def read_taper(section: Mapping[str, Any], *, multiple_of: int | None = None) ->
         if given == ["groups"]:
             return Taper(groups=tuple(values), multiple_of=multiple)
         return Taper(widths=tuple(int(value) for value in values), multiple_of=multiple)
-    if section["schedule"] not in SCHEDULES:
-        raise ValueError(f"unknown schedule {section['schedule']!r}: one of {', '.join(SCHEDULES)}")
+    kind = TAPER_SCHEDULES.get(section["schedule"], where=where)
     for key in ("start", "end"):
         if section.get(key) is None:
             raise ValueError(f"a schedule needs {key}, as a multiple of d_ff")
         if section[key] <= 0:
             raise ValueError(f"{key} {section[key]:g} must be positive")
-    steepness = section.get("steepness")
-    if steepness is not None and section["schedule"] != "sigmoid":
-        raise ValueError(f"steepness belongs to the sigmoid, not to {section['schedule']}")
-    if steepness is not None and steepness <= 0:
-        raise ValueError(f"steepness {steepness:g} must be positive")
+    options = {name: section.get(name, default) for name, default in kind.options.items()}
+    if (wrong := kind.check(options)) is not None:
+        raise ValueError(wrong)
     return Taper(
-        schedule=section["schedule"],
-        start=section["start"],
-        end=section["end"],
-        steepness=DEFAULT_STEEPNESS if steepness is None else steepness,
-        multiple_of=multiple,
+        schedule=section["schedule"], start=section["start"], end=section["end"], options=options, multiple_of=multiple
     )
 
 
 def _tapered(section: _Section, base: int, num_layers: int) -> tuple[int, ...]:
     ffn = section.model["ffn"]
     try:
-        taper = read_taper(ffn["taper"], multiple_of=ffn["multiple_of"])
+        where = f"{section.where}, model.ffn.taper.schedule" if section.where else None
+        taper = read_taper(ffn["taper"], multiple_of=ffn["multiple_of"], where=where)
         tapered = taper_widths(base=base, num_layers=num_layers, taper=taper)
     except ValueError as error:
         raise section.error("model.ffn.taper", str(error)) from None

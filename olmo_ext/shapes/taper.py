@@ -1,19 +1,18 @@
 """Widths over depth: pure functions from (layers, base width, rule) to one width per layer.
 
-The schedules are those of Tapered Language Models (arXiv 2606.23670): multiples of the base width that fall from
-`start` at the first layer to `end` at the last, with x = l / (L - 1).
+The built-in schedules are those of Tapered Language Models (arXiv 2606.23670): multiples of the base width that fall
+from `start` at the first layer to `end` at the last, with x = l / (L - 1).
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-SCHEDULES = ("linear", "cosine", "sigmoid")
-DEFAULT_STEEPNESS = 10.0
-"""The paper does not give the sigmoid's steepness; this is our choice."""
+from olmo_ext.shapes.registry import TAPER_SCHEDULES, TaperSchedule, register_taper
 
 DEFAULT_MULTIPLE = 16
 SNAP = 1e-9
@@ -27,7 +26,9 @@ class Taper:
     schedule: str | None = None
     start: float = 1.0
     end: float = 1.0
-    steepness: float = DEFAULT_STEEPNESS
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Keys of the schedule itself; those that are left out have its defaults."""
+
     groups: tuple[float, ...] = ()
     widths: tuple[int, ...] = ()
     multiple_of: int = DEFAULT_MULTIPLE
@@ -51,37 +52,65 @@ class Tapered:
         return self.mean / self.base - 1.0
 
 
-def schedule_multiples(
-    *, schedule: str, num_layers: int, start: float, end: float, steepness: float = DEFAULT_STEEPNESS
-) -> list[float]:
-    """Exact multiples of the base width, one per layer.
+@register_taper
+class Linear(TaperSchedule):
+    name = "linear"
 
-    A single layer gets the mean of start and end, which is what keeps the mean width. The sigmoid is rescaled so that
-    its first and last values are `start` and `end`.
+    def remaining(self, x: float, options: Mapping[str, Any]) -> float:
+        return 1.0 - x
 
-    :raises ValueError: for an unknown schedule.
-    """
-    if schedule not in SCHEDULES:
-        raise ValueError(f"unknown schedule {schedule!r}: one of {', '.join(SCHEDULES)}")
-    if num_layers == 1:
-        return [(start + end) / 2]
-    multiples = []
-    for layer in range(num_layers):
-        x = layer / (num_layers - 1)
-        if schedule == "linear":
-            remaining = 1.0 - x
-        elif schedule == "cosine":
-            remaining = (1.0 + math.cos(math.pi * x)) / 2
-        else:
-            remaining = _logistic(steepness * (0.5 - x))
-            low, high = _logistic(-steepness / 2), _logistic(steepness / 2)
-            remaining = (remaining - low) / (high - low) if steepness else 1.0 - x
-        multiples.append(end + (start - end) * remaining)
-    return multiples
+
+@register_taper
+class Cosine(TaperSchedule):
+    name = "cosine"
+
+    def remaining(self, x: float, options: Mapping[str, Any]) -> float:
+        return (1.0 + math.cos(math.pi * x)) / 2
+
+
+@register_taper
+class Sigmoid(TaperSchedule):
+    """Rescaled so that its first and last values are `start` and `end`."""
+
+    name = "sigmoid"
+    options = {"steepness": 10.0}  # The paper does not give it; this is our choice.
+
+    def check(self, options: Mapping[str, Any]) -> str | None:
+        steepness = options["steepness"]
+        return None if steepness > 0 else f"steepness {steepness:g} must be positive"
+
+    def remaining(self, x: float, options: Mapping[str, Any]) -> float:
+        steepness = options["steepness"]
+        low, high = _logistic(-steepness / 2), _logistic(steepness / 2)
+        return (_logistic(steepness * (0.5 - x)) - low) / (high - low)
 
 
 def _logistic(x: float) -> float:
     return 1.0 / (1.0 + math.exp(-x)) if x >= 0 else math.exp(x) / (1.0 + math.exp(x))
+
+
+def schedule_multiples(
+    *, schedule: str, num_layers: int, start: float, end: float, options: Mapping[str, Any] | None = None
+) -> list[float]:
+    """Exact multiples of the base width, one per layer.
+
+    A single layer gets the mean of start and end, which is what keeps the mean width.
+
+    :raises InputError: for an unknown schedule.
+    :raises ValueError: for a schedule that does not fall from 1 to 0.
+    """
+    kind = TAPER_SCHEDULES.get(schedule)
+    if num_layers == 1:
+        return [(start + end) / 2]
+    given = {**kind.options, **(options or {})}
+    remaining = [kind.remaining(layer / (num_layers - 1), given) for layer in range(num_layers)]
+    falls = all(after <= before + SNAP for before, after in zip(remaining, remaining[1:], strict=False))
+    if not (falls and abs(remaining[0] - 1) < SNAP and abs(remaining[-1]) < SNAP):
+        raise ValueError(
+            f"schedule {schedule!r} goes from {remaining[0]:.6g} to {remaining[-1]:.6g}"
+            f"{'' if falls else ' and rises between'}; it has to fall from 1 to 0"
+        )
+    return [end + (start - end) * share for share in remaining]
 
 
 def group_sizes(num_layers: int, num_groups: int) -> list[int]:
@@ -183,7 +212,7 @@ def taper_widths(*, base: int, num_layers: int, taper: Taper) -> Tapered:
             num_layers=num_layers,
             start=taper.start,
             end=taper.end,
-            steepness=taper.steepness,
+            options=taper.options,
         )
     exact = [multiple * base / taper.multiple_of for multiple in multiples]
     scheduled = not taper.groups

@@ -12,7 +12,7 @@ from olmo_ext.config.run_config import RunConfig, load_run_config, parse_overrid
 from olmo_ext.config.schema import coerce_class
 from olmo_ext.shapes.budget import printed_interval
 from olmo_ext.shapes.layers import FFNSpec, ModelShape
-from olmo_ext.shapes.registry import ATTENTION_TYPES, FFN_TYPES, AttentionType, FFNType
+from olmo_ext.shapes.registry import ATTENTION_TYPES, FFN_TYPES, TAPER_SCHEDULES, AttentionType, FFNType
 from olmo_ext.shapes.resolve import read_taper
 from olmo_ext.shapes.taper import Taper
 from olmo_ext.solve.problem import Interval, Problem
@@ -82,7 +82,9 @@ def weights(text: str, *, option: str) -> Interval:
 
 
 def parse_taper(text: str, *, multiple_of: int) -> Taper:
-    """`cosine:1.5:0.5`, `sigmoid:1.5:0.5:10` (steepness), `groups:1.5,1,0.5`.
+    """`cosine:1.5:0.5`, `sigmoid:1.5:0.5:10` (its steepness), `groups:1.5,1,0.5`.
+
+    What stands behind start and end are the options of the schedule, numbers, in its order.
 
     :raises InputError: for anything else.
     """
@@ -90,10 +92,14 @@ def parse_taper(text: str, *, multiple_of: int) -> Taper:
     try:
         if kind == "groups" and len(rest) == 1:
             section: dict[str, Any] = {"groups": [float(parse_number(part)) for part in rest[0].split(",")]}
-        elif len(rest) in (2, 3):
-            numbers = [float(parse_number(part)) for part in rest]
-            section = {"schedule": kind, "start": numbers[0], "end": numbers[1]}
-            section["steepness"] = numbers[2] if len(numbers) == 3 else None
+        elif len(rest) >= 2:
+            keys = ("start", "end", *TAPER_SCHEDULES.get(kind, where="--taper").options)
+            if len(rest) > len(keys):
+                raise ValueError(f"{text!r} has {len(rest)} numbers, {kind} takes {', '.join(keys)}")
+            section = {
+                "schedule": kind,
+                **{key: float(parse_number(part)) for key, part in zip(keys, rest, strict=False)},
+            }
         else:
             raise ValueError(f"{text!r} names no taper")
         return read_taper(section, multiple_of=multiple_of)
@@ -105,10 +111,8 @@ def taper_section(taper: Taper) -> dict[str, Any]:
     """A taper as the config's section."""
     if taper.groups:
         return {"groups": list(taper.groups), "multiple_of": taper.multiple_of}
-    section: dict[str, Any] = {"schedule": taper.schedule, "start": taper.start, "end": taper.end}
-    if taper.schedule == "sigmoid":
-        section["steepness"] = taper.steepness
-    return {**section, "multiple_of": taper.multiple_of}
+    ends = {"schedule": taper.schedule, "start": taper.start, "end": taper.end}
+    return {**ends, **taper.options, "multiple_of": taper.multiple_of}
 
 
 def _budget(options: Mapping[str, Any], like: RunConfig | None) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from olmo.config import DistributedStrategy, TrainConfig
-from olmo.optim import build_optimizer, build_scheduler
+from olmo.optim import build_optimizer
 from olmo.torch_util import seed_all
 
 from olmo_ext.base.errors import InputError
@@ -15,6 +15,7 @@ from olmo_ext.training.distributed import Ranks, build_wrapped_model, effective_
 from olmo_ext.training.evaluators import build_evaluators
 from olmo_ext.training.update_periods import with_update_periods
 from olmo_ext.upstream.compile import CompileReport
+from olmo_ext.upstream.scheduler import run_scheduler
 from olmo_ext.upstream.trainer import Hooks, RunTrainer, loop_settings, train_config
 
 REFUSALS = ("OLMoConfigurationError", "NotImplementedError", "NameError", "InvalidBackend")
@@ -76,7 +77,7 @@ def _build_trainer(
         model=model,
         dist_model=wrapped,
         optim=with_update_periods(build_optimizer(cfg, wrapped), config.shape),
-        scheduler=build_scheduler(cfg),
+        scheduler=run_scheduler(cfg, values["scheduler"]),
         train_loader=loader,
         device=ranks.device,
         evaluators=evaluators,

@@ -7,10 +7,8 @@ from pathlib import Path
 from olmo_ext.base.errors import InputError
 from olmo_ext.base.run_directory import RunDirectory
 from olmo_ext.config.run_config import RunConfig, differing_keys, load_run_config
+from olmo_ext.config.schedulers import SCHEDULERS
 from olmo_ext.training.checkpoint import CONFIG, CheckpointStore
-
-STEADY_SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqrt_with_warmup")
-"""Schedules whose learning rate does not depend on where the run ends."""
 
 
 def _checkpoint_config(directory: RunDirectory) -> Path | None:
@@ -89,7 +87,7 @@ def check_extension(config: RunConfig, stored: RunConfig, where: Path) -> None:
     if _amount(ours) < _amount(theirs):
         raise InputError(f"max_duration {theirs} -> {ours} is shorter", where=str(where), right="--extend only adds")
     scheduler = stored.values["scheduler"]
-    if scheduler["t_max"] is None and scheduler["name"] not in STEADY_SCHEDULES:
+    if scheduler["t_max"] is None and SCHEDULERS.get(scheduler["name"]).uses_horizon:
         raise InputError(
             f"the {scheduler['name']} schedule ends where the run ends: a longer max_duration would change the"
             " learning rates of the steps already done",

@@ -25,6 +25,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 
 from olmo_ext.base.errors import WorkError
 from olmo_ext.config.run_config import RunConfig
+from olmo_ext.upstream.scheduler import scheduler_values
 from olmo_ext.upstream.shaped_model import shaped_model_config
 
 LARGEST_LOSS = 700.0
@@ -98,6 +99,7 @@ def train_config(config: RunConfig) -> TrainConfig:
 
     values = {key: value for key, value in config.values.items() if key not in (*OUR_KEYS, "model")}
     values["data"] = data(values["data"])
+    values["scheduler"] = scheduler_values(values["scheduler"])
     values["evaluators"] = [{**item, "data": data(item["data"])} for item in values["evaluators"]]
     cfg = TrainConfig.new(**values)
     cfg.model = shaped_model_config(config.values["model"], config.shape)

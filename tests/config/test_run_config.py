@@ -169,3 +169,12 @@ def test_a_budget_that_the_shape_misses_is_an_error_saying_by_how_much(small: Pa
     load_run_config(small, [f"budget.non_embedding={exact}"])
     with pytest.raises(InputError, match="%"):
         load_run_config(small, [f"budget.non_embedding={int(exact * 1.02)}"])
+
+
+def test_a_config_in_which_every_taper_had_a_steepness_still_loads() -> None:
+    """`steepness: null` stood beside every schedule before it became an option of the sigmoid's."""
+    path = Path(__file__).parents[2] / "examples" / "shapes" / "tapered-s1" / "config.yaml"
+    assert "steepness: null" in path.read_text()
+    assert "steepness" not in load_run_config(path).values["model"]["ffn"]["taper"]
+    sigmoid = load_run_config(path, ["model.ffn.taper.schedule=sigmoid"]).values["model"]["ffn"]["taper"]
+    assert sigmoid["steepness"] == 10.0

@@ -13,19 +13,20 @@ import pytest
 import torch
 
 from olmo_ext.base.errors import InputError
+from olmo_ext.evals.built_in import PAPER_B_AVERAGE
 from olmo_ext.evals.downstream import (
     Choice,
     Task,
+    average,
     continuation_log_likelihoods,
     evaluate_task,
     load_task,
-    paper_b_average,
     score_task,
 )
 from olmo_ext.evals.lambada import evaluate_lambada, load_passages, split_passage
 from olmo_ext.evals.results import Result
 from olmo_ext.evals.target import EvaluatedModel
-from olmo_ext.evals.tasks import PAPER_B_AVERAGE, expand_tasks
+from olmo_ext.evals.tasks import expand_tasks
 
 TASKS = ("copa", "sciq", "winogrande", "natural_qs_open_ppl", "openbook_qa", "commitment_bank", "arc_easy_rc_0shot_bpb")
 
@@ -117,10 +118,10 @@ def test_paper_b_average_is_over_its_eight_tasks_or_absent() -> None:
         Result(task=task, metric=metric, task_version="1", value=0.1 * n, stderr=0.01, items=10)
         for n, (task, metric) in enumerate(PAPER_B_AVERAGE)
     ]
-    average = paper_b_average(results)
-    assert average is not None and average.value == pytest.approx(0.35) and average.items == 80
-    assert average.stderr == pytest.approx(math.sqrt(8) * 0.01 / 8)
-    assert paper_b_average(results[:-1]) is None
+    found = average(results, PAPER_B_AVERAGE, name="paper_b_8task")
+    assert found is not None and found.value == pytest.approx(0.35) and found.items == 80
+    assert found.stderr == pytest.approx(math.sqrt(8) * 0.01 / 8)
+    assert average(results[:-1], PAPER_B_AVERAGE, name="paper_b_8task") is None
     assert expand_tasks("paper_b_8task,piqa") == [name for name, _ in PAPER_B_AVERAGE]
 
 
@@ -158,3 +159,11 @@ def test_a_passage_without_a_last_word_is_named_by_its_line(text: str, tmp_path:
 def test_an_unknown_task_names_the_nearest(tokenizer: Any) -> None:
     with pytest.raises(InputError, match="arc_easy"):
         load_task("arc_eazy", tokenizer)
+
+
+def test_a_task_that_takes_a_name_of_another_family_is_refused() -> None:
+    from olmo_ext.evals.tasks import EvaluationTask, register_task
+
+    for name, names in (("wikitext_103", ()), ("mine", ("sciq-mine", "niah_single_1"))):
+        with pytest.raises(InputError, match=r"(wikitext_103|niah_single_1)' is registered twice, by .*built_in and"):
+            register_task(type("Mine", (EvaluationTask,), {"name": name, "names": names, "run": None}))

@@ -14,13 +14,13 @@ import torch
 from olmo_ext.base.errors import InputError, WorkError
 from olmo_ext.evals.perplexity import (
     PerplexityResult,
-    TokenSet,
     bytes_per_token,
     evaluate_token_set,
     open_token_set,
     perplexity,
 )
 from olmo_ext.evals.target import EvaluatedModel
+from olmo_ext.evals.token_sets import TokenSet
 
 VOCABULARY = 50
 

@@ -14,9 +14,12 @@ import pytest
 
 from olmo_ext.base.errors import InputError
 from olmo_ext.data.validation_sets import PERPLEXITY_SETS
+from olmo_ext.evals import built_in
 from olmo_ext.evals import prepare as module
-from olmo_ext.evals.prepare import FILES, prepare, prepared_file
-from olmo_ext.evals.tasks import EvaluationOptions, require_files
+from olmo_ext.evals.prepare import prepare, prepared_file
+from olmo_ext.evals.tasks import EvaluationOptions, prepared_files, require_files
+
+FILES = [*built_in.Perplexity.files, *built_in.Lambada.files]
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
@@ -62,13 +65,13 @@ def test_a_second_call_fetches_nothing_and_a_damaged_file_is_fetched_again(
 ) -> None:
     url, _ = mirror
     target = tmp_path / "prepared"
-    assert prepare(target, mirror=url) == []
+    assert prepare(target, FILES, mirror=url) == []
     assert len(Handler.asked) == len(FILES)
-    assert prepare(target, mirror=url) == [] and len(Handler.asked) == len(FILES)
+    assert prepare(target, FILES, mirror=url) == [] and len(Handler.asked) == len(FILES)
     (target / FILES[0].name).write_text("torn")
     with pytest.raises(InputError, match="4 bytes of"):
         prepared_file(target, FILES[0].name)
-    assert prepare(target, mirror=url) == [] and len(Handler.asked) == len(FILES) + 1
+    assert prepare(target, FILES, mirror=url) == [] and len(Handler.asked) == len(FILES) + 1
     assert prepared_file(target, FILES[0].name).read_text() == f"content of {FILES[0].name}"
 
 
@@ -80,23 +83,23 @@ def test_a_manifest_that_is_none_is_made_again(torn: str, mirror: tuple[str, Pat
     (target / "wikitext_103.npy").write_text("of nobody knows where")
     (target / "manifest.json").write_text(torn)
     assert prepared_file(target, "wikitext_103.npy").is_file()
-    assert prepare(target, mirror=url) == [] and len(Handler.asked) == len(FILES)
+    assert prepare(target, FILES, mirror=url) == [] and len(Handler.asked) == len(FILES)
 
 
 def test_a_file_of_the_right_size_and_other_content_is_fetched_again(mirror: tuple[str, Path], tmp_path: Path) -> None:
     url, _ = mirror
     target = tmp_path / "prepared"
-    prepare(target, mirror=url)
+    prepare(target, FILES, mirror=url)
     whole = (target / "wikitext_103.npy").read_bytes()
     (target / "wikitext_103.npy").write_bytes(whole[::-1])
-    prepare(target, mirror=url)
+    prepare(target, FILES, mirror=url)
     assert (target / "wikitext_103.npy").read_bytes() == whole
 
 
 def test_a_file_that_ends_early_is_never_there(mirror: tuple[str, Path], tmp_path: Path) -> None:
     url, folder = mirror
     (folder / "wikitext_103.npy").write_text("cut")
-    missing = prepare(tmp_path / "prepared", mirror=url)
+    missing = prepare(tmp_path / "prepared", FILES, mirror=url)
     assert len(missing) == 1 and "wikitext_103.npy" in missing[0]
     assert sorted(path.name for path in (tmp_path / "prepared").iterdir()) == sorted(
         ["manifest.json", *(file.name for file in FILES if file.name != "wikitext_103.npy")]
@@ -106,7 +109,7 @@ def test_a_file_that_ends_early_is_never_there(mirror: tuple[str, Path], tmp_pat
 def test_a_folder_is_a_mirror_and_a_local_lambada_is_taken(mirror: tuple[str, Path], tmp_path: Path) -> None:
     _, folder = mirror
     (tmp_path / "own.jsonl").write_text('{"text": "my own"}')
-    assert prepare(tmp_path / "prepared", mirror=str(folder), lambada=tmp_path / "own.jsonl") == []
+    assert prepare(tmp_path / "prepared", FILES, mirror=str(folder), lambada=tmp_path / "own.jsonl") == []
     assert "my own" in (tmp_path / "prepared" / "lambada_test.jsonl").read_text()
     assert Handler.asked == []
 
@@ -139,11 +142,12 @@ def test_a_missing_file_is_told_within_seconds_before_torch_is_imported(tmp_path
 
 def test_a_server_that_is_not_there_is_one_line_per_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CONNECT_SECONDS", 2)
-    missing = prepare(tmp_path / "prepared", mirror="http://")
+    missing = prepare(tmp_path / "prepared", FILES, mirror="http://")
     assert len(missing) == len(FILES)
-    missing = prepare(tmp_path / "prepared", mirror="http://127.0.0.1:9")
+    missing = prepare(tmp_path / "prepared", FILES, mirror="http://127.0.0.1:9")
     assert len(missing) == len(FILES) and all("refused" in line for line in missing)
 
 
 def test_the_sets_are_paper_as() -> None:
+    assert set(FILES) <= set(prepared_files())
     assert PERPLEXITY_SETS == ("dolma_common-crawl", "dolma_stack", "m2d2_s2orc", "wikitext_103")

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from olmo_ext.shapes.registry import TAPER_SCHEDULES, TaperSchedule
 from olmo_ext.shapes.taper import (
-    SCHEDULES,
     Taper,
     apportion,
     group_sizes,
@@ -17,6 +17,12 @@ from olmo_ext.shapes.taper import (
     schedule_multiples,
     taper_widths,
 )
+
+SCHEDULES = ("cosine", "linear", "sigmoid")
+
+
+def test_the_built_in_schedules_are_the_papers():
+    assert set(SCHEDULES) <= set(TAPER_SCHEDULES)
 
 
 def widths(base: int, layers: int, **rule) -> tuple[int, ...]:
@@ -49,6 +55,27 @@ def test_formulas_of_the_schedules(schedule):
         raw = [1 / (1 + math.exp(10 * (v - 0.5))) for v in x]
         want = [0.5 + (r - raw[-1]) / (raw[0] - raw[-1]) for r in raw]
     assert got == pytest.approx(want, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ((0.9, 0.5, 0.0), "goes from 0.9 to 0; it has to fall from 1 to 0"),
+        ((1.0, 0.5, 0.1), "goes from 1 to 0.1; it has"),
+        ((1.0, 1.2, 0.0), "rises between"),
+        ((1.0, math.nan, 0.0), "rises between"),
+    ],
+)
+def test_a_schedule_that_does_not_fall_from_one_to_zero_is_refused(values, message, monkeypatch):
+    class Odd(TaperSchedule):
+        name = "odd"
+
+        def remaining(self, x, options):
+            return values[round(2 * x)]
+
+    monkeypatch.setitem(TAPER_SCHEDULES._types, "odd", Odd())
+    with pytest.raises(ValueError, match=message):
+        schedule_multiples(schedule="odd", num_layers=3, start=1.5, end=0.5)
 
 
 def test_one_and_two_layers_and_equal_ends():

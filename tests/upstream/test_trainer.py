@@ -224,11 +224,12 @@ def test_skipped_batches_are_data_that_the_loader_gives_also_where_the_run_stops
 
 
 def test_upstream_still_has_what_the_trainer_overrides():
-    """Names and signatures of ai2-olmo 0.6.0 that `olmo_ext.upstream.trainer` relies on."""
+    """Names and signatures of ai2-olmo 0.6.0 that `olmo_ext.upstream` relies on in training."""
     import olmo.train
-    from olmo.optim import AdamW, BoltOnWarmupScheduler, LionW
+    from olmo.optim import AdamW, BoltOnWarmupScheduler, LionW, Scheduler
     from olmo.train import Trainer
 
+    from olmo_ext.upstream.scheduler import RegisteredScheduler
     from olmo_ext.upstream.trainer import RunTrainer
 
     for name, value in vars(RunTrainer).items():
@@ -243,6 +244,10 @@ def test_upstream_still_has_what_the_trainer_overrides():
     step = inspect.getsource(Trainer.train_step)
     assert step.index("clip_grads_and_collect_metrics") < step.index("self.optim.step()") < step.index("isnan")
     assert all(hasattr(cls, "clip_grads_and_collect_metrics") for cls in (AdamW, LionW))
+    fields = ("grad_clip_warmup_steps", "grad_clip_warmup_factor", "warmup_min_lr", "section")
+    assert list(inspect.signature(RegisteredScheduler).parameters) == list(fields)
+    asked = inspect.signature(RegisteredScheduler.get_lr).parameters
+    assert list(asked) == list(inspect.signature(Scheduler.get_lr).parameters)
     assert hasattr(olmo.train, "wandb") and hasattr(BoltOnWarmupScheduler, "wrap")
 
 
