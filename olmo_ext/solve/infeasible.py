@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,13 +13,10 @@ from olmo_ext.solve.refusals import MOST_HEADS
 from olmo_ext.solve.search import feasible_shapes
 
 
-@dataclass(frozen=True, kw_only=True)
-class Obstacle:
+class Obstacle(NamedTuple):
     """A constraint that alone makes a problem infeasible: the problem without it has shapes."""
 
     name: str
-    """A field of `Problem`."""
-
     nearest: float
     """The value, nearest to what was asked, at which a shape exists."""
 
@@ -59,7 +56,7 @@ def obstacles(problem: Problem) -> list[Obstacle]:
         # Among equally near ones, the shape that keeps the budget best.
         best = np.lexsort((found.tolerance, distance))[:1]
         if (distance[best] > 0).any():
-            result.append(Obstacle(name=name, nearest=float(values[best[0]]), solution=found.rows(best[0])))
+            result.append(Obstacle(name, float(values[best[0]]), found.rows(best[0])))
     return result
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -15,6 +15,7 @@ from olmo_ext.base.quantities import parse_count, parse_fraction, parse_number
 from olmo_ext.config.run_config import RunConfig, load_run_config, parse_override
 from olmo_ext.config.schema import coerce_class
 from olmo_ext.shapes.budget import QUANTITIES, printed_interval
+from olmo_ext.shapes.counts import count
 from olmo_ext.shapes.layers import ModelShape
 from olmo_ext.shapes.registry import ATTENTION_TYPES, FFN_TYPES, AttentionType, FFNType
 from olmo_ext.shapes.resolve import read_taper
@@ -22,9 +23,12 @@ from olmo_ext.shapes.taper import Taper
 from olmo_ext.solve.problem import Interval, Problem
 from olmo_ext.solve.refusals import refuse_impossible_options
 
-T = TypeVar("T")
 FLAGS = {"training_flops_per_token": "--training-flops", "num_sub_mlps": "--sub-mlps"}
 """Options that are shorter than the name of their quantity."""
+
+AROUND = {name: name for name in ("embedding_size", "max_sequence_length", "weight_tying")}
+AROUND |= {"qk_norm": "attention_layer_norm"}
+"""What a problem takes from the model of `--like` around the shape, and its name there."""
 
 
 def flag_of(quantity: str) -> str:
@@ -32,28 +36,30 @@ def flag_of(quantity: str) -> str:
     return FLAGS.get(quantity, "--" + quantity.replace("_", "-"))
 
 
-def read(parse: Callable[[str], T], text: str, *, option: str, right: str) -> T:
-    """What an option's text means.
-
-    :param right: what would be right where `parse` raises a ValueError; an InputError of its own says that itself.
-    :raises InputError: naming the option.
-    """
-    try:
-        return parse(text)
-    except InputError as error:
-        raise InputError(error.what, where=error.where or option, right=error.right) from None
-    except ValueError as error:
-        raise InputError(str(error), where=option, right=right) from None
-
-
 class Words(click.ParamType):
-    """A click type from a function of the text; the help shows `name` as its placeholder."""
+    """A click type from a function of the text.
+
+    :param name: the placeholder in the help.
+    :param right: what would be right where `parse` raises a ValueError; an InputError of its own says that itself.
+    """
 
     def __init__(self, name: str, parse: Callable[[str], Any], right: str) -> None:
         self.name, self._parse, self._right = name, parse, right
 
+    def read(self, text: str, *, option: str) -> Any:
+        """What an option's text means.
+
+        :raises InputError: naming the option.
+        """
+        try:
+            return self._parse(text)
+        except InputError as error:
+            raise InputError(error.what, where=error.where or option, right=error.right) from None
+        except ValueError as error:
+            raise InputError(str(error), where=option, right=self._right) from None
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return read(self._parse, value, option=param.opts[0] if param else self.name, right=self._right)
+        return self.read(value, option=param.opts[0] if param else self.name)
 
 
 def whole_numbers(text: str, *, step: int = 1) -> tuple[int, ...]:
@@ -155,17 +161,19 @@ def make_problem(options: Mapping[str, Any]) -> Problem:
     :raises InputError: naming the option.
     """
     like = load_run_config(Path(options["like"]), check_budget_too=False) if options["like"] else None
-    stated = _budget(options, like) | _model_around(like)
+    stated = _budget(options, like)
+    if like is not None:
+        stated |= {name: getattr(like.shape, field) for name, field in AROUND.items()}
     stated |= {name: value for name in (f.name for f in fields(Problem)) if (value := options.get(name)) is not None}
-    # A type is known here only, with its plugin imported.
     stated |= _types(options, like)
     step = options["d_model_multiple_of"]
     d_models = options["d_model"] or f"{step}..8192"
-    stated["d_model"] = read(partial(whole_numbers, step=step), d_models, option="--d-model", right=A_LIST)
+    multiples = Words("range", partial(whole_numbers, step=step), A_LIST)
+    stated["d_model"] = multiples.read(d_models, option="--d-model")
     if options["taper"] is not None:
         parse = partial(parse_taper, multiple_of=options["taper_multiple_of"])
-        right = "as cosine:1.5:0.5 or groups:1.5,1,0.5"
-        stated["taper"] = read(parse, options["taper"], option="--taper", right=right)
+        rule = Words("rule", parse, "as cosine:1.5:0.5 or groups:1.5,1,0.5")
+        stated["taper"] = rule.read(options["taper"], option="--taper")
     problem = Problem(**stated)
     refuse_impossible_options(problem)
     return problem
@@ -188,29 +196,16 @@ def _budget(options: Mapping[str, Any], like: RunConfig | None) -> dict[str, Any
     return {"quantity": like.budget.quantity, "target": like.budget.target}
 
 
-def _model_around(like: RunConfig | None) -> dict[str, Any]:
-    """What belongs to the model around the shape, from a config (`--like`)."""
-    if like is None:
-        return {}
-    around = {name: getattr(like.shape, name) for name in ("embedding_size", "max_sequence_length", "weight_tying")}
-    return around | {"qk_norm": like.shape.attention_layer_norm}
-
-
 def _refuse_uncounted(shape: ModelShape, *, where: str) -> None:
-    """Refuse a total that would be counted otherwise in the search than in the config's own runs.
+    """Refuse a model whose total the search would count otherwise, because it knows some keys at their defaults only.
 
     :raises InputError: naming the key.
     """
-    uncounted = {
-        "include_bias": shape.include_bias,
-        "bias_for_layer_norm": shape.bias_for_layer_norm,
-        "layer_norm_with_affine": not shape.layer_norm_with_affine,
-        "attention_layer_norm_with_affine": shape.attention_layer_norm and not shape.attention_layer_norm_with_affine,
-        "embedding_layer_norm": shape.embedding_layer_norm,
-        "rope": shape.positional_embedding,
-    }
-    for key, differs in uncounted.items():
-        if differs:
+    for field in fields(ModelShape):
+        if field.default is MISSING or field.name in AROUND.values():
+            continue
+        if count(replace(shape, **{field.name: field.default})).total != count(shape).total:
+            key = "rope" if field.name == "positional_embedding" else field.name
             raise InputError(
                 "a budget of all parameters is searched in OLMo-2's form: no biases, affine norms, no position table",
                 where=f"{where}, model.{key}",

@@ -8,6 +8,7 @@ type's own `matrices()`, so that a registered type is searched like a built-in o
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -93,7 +94,7 @@ def _points(problem: Problem) -> Columns:
     """
     rows = np.array(_sizes_per_width(problem), dtype=np.int64).reshape(-1, 10)
     lengths = len(rows), len(problem.layers), len(problem.num_sub_mlps)
-    if (number := int(np.prod(lengths))) > MAX_POINTS:
+    if (number := math.prod(lengths)) > MAX_POINTS:
         raise InputError(
             f"{number:,} points to search, at most {MAX_POINTS:,}", right="narrower ranges or larger steps"
         )
@@ -115,8 +116,8 @@ def _points(problem: Problem) -> Columns:
 
 
 def _sizes_per_width(problem: Problem) -> list[tuple[int, ...]]:
-    """For every d_model and its heads: attention weights of a layer, the budget's quantity without layers and of a
-    layer without an FFN, then an FFN's weights and its share of the quantity as constants, then both per unit of d_ff.
+    """One row per d_model and its heads: d_model, heads, head_dim, the attention weights of a layer, the budget's
+    quantity without any layer, what a layer without an FFN adds to it, and `_ffn_lines`.
     """
     attention_type, rows = ATTENTION_TYPES.get(problem.attention_type), []
     # The embedding, the output head and the last norm grow linearly with d_model.
@@ -134,7 +135,7 @@ def _sizes_per_width(problem: Problem) -> list[tuple[int, ...]]:
 
 
 def _ffn_lines(problem: Problem, d_model: int) -> list[int]:
-    """Weights of one sub-MLP and what it adds to the budget's quantity, without and then per unit of d_ff.
+    """Weights of one sub-MLP and what it adds to the budget's quantity: both at d_ff 0, then both per unit of d_ff.
 
     :raises InputError: for a type that does not grow linearly with d_ff.
     """
@@ -161,7 +162,7 @@ def _ffn_lines(problem: Problem, d_model: int) -> list[int]:
 def _multiples(problem: Problem, points: Columns) -> tuple[np.ndarray, np.ndarray]:
     """The multiples of d_ff that the constraints leave at each point, as (rows of the points, d_ff).
 
-    A taper's widths are rounded; so what is given here for one may still miss the budget by a little.
+    A taper rounds the width of each layer, so that some of its multiples miss the budget: the caller counts exactly.
     """
     layers, multiple = points["layers"], problem.multiple_of
     low, high = _d_ff_bounds(problem, points)

@@ -129,9 +129,8 @@ def _nearest(item: Obstacle) -> str:
     value = f"{item.nearest:.4%}" if item.name == "tolerance" else f"{item.nearest:,.6g}"
     if item.name in ("attention", "ffn"):
         value = f"{item.nearest / 1e6:.6g}M"
-    shape = item.solution
-    named = f"L={shape.layers} d={shape.d_model} K={shape.num_sub_mlps} d_ff={shape.d_ff}"
-    return f"{flag_of(item.name)} {value} ({named})"
+    of = item.solution
+    return f"{flag_of(item.name)} {value} (L={of.layers} d={of.d_model} K={of.num_sub_mlps} d_ff={of.d_ff})"
 
 
 def config_text(problem: Problem, solution: Solution, *, base: Path, folder: Path, plugins: Sequence[str] = ()) -> str:
@@ -167,12 +166,7 @@ POSITIVE = click.IntRange(min=1)
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--non-embedding", type=BUDGET, help="Budget: attention and FFN weights.")
 @click.option("--total", type=BUDGET, help="Budget: all parameters.")
-@click.option(
-    "--training-flops",
-    "training_flops_per_token",
-    type=BUDGET,
-    help="Budget: training FLOPs per token.",
-)
+@click.option("--training-flops", "training_flops_per_token", type=BUDGET, help="Budget: training FLOPs per token.")
 @click.option(
     "--like",
     type=click.Path(exists=True, dir_okay=False),
@@ -183,27 +177,14 @@ POSITIVE = click.IntRange(min=1)
 @click.option("--layers", type=NUMBERS, help="As 6, 4,6,8, 4..24 or 4..24:2 (default 2..48).")
 @click.option("--d-model", metavar="RANGE", help="As 1376 or 1024..2048:16 (default: multiples up to 8192).")
 @click.option("--d-model-multiple-of", type=POSITIVE, default=64, show_default=True)
-@click.option(
-    "--sub-mlps",
-    "num_sub_mlps",
-    type=NUMBERS,
-    help="K, sub-MLPs a layer (default: 1, or --like).",
-)
+@click.option("--sub-mlps", "num_sub_mlps", type=NUMBERS, help="K, sub-MLPs a layer (default: 1, or --like).")
 @click.option("--d-ff", type=INTERVAL, help="Inner width of one branch of one sub-MLP.")
 @click.option("--multiple-of", type=POSITIVE, default=16, show_default=True, help="What d_ff is a multiple of.")
 @click.option("--ratio", type=INTERVAL, help="d_ff / d_model, as 0.5 or 0.4..0.8.")
 @click.option("--total-ratio", type=INTERVAL, help="K d_ff / d_model.")
-@click.option(
-    "--attention",
-    type=WEIGHTS,
-    help="Attention weights: 45M is all that rounds to it, 40M..50M a range.",
-)
+@click.option("--attention", type=WEIGHTS, help="Attention weights: 45M is all that rounds to it, 40M..50M a range.")
 @click.option("--ffn", type=WEIGHTS, help="FFN weights, likewise.")
-@click.option(
-    "--attention-share",
-    type=SHARE,
-    help="Attention / (attention + FFN), as 40% or 0.2..0.4.",
-)
+@click.option("--attention-share", type=SHARE, help="Attention / (attention + FFN), as 40% or 0.2..0.4.")
 @click.option("--aspect", type=INTERVAL, help="d_model / layers.")
 @click.option("--heads", type=NUMBERS)
 @click.option("--head-dim", type=HEAD_DIMS, help="With --heads: attention of its own width.")
@@ -236,13 +217,12 @@ def solve(as_json: bool, sort: str, top: int, **options: Any) -> None:
     outcome = search(problem, limit=top, by=sort)
     if not outcome.solutions:
         raise infeasible(problem)
-    written = options["yaml_file"], options["sweep_file"]
     _write_files(problem, outcome.solutions, options)
     if as_json:
         rows = [to_json(problem, found) for found in outcome.solutions]
         summary = {"candidates": outcome.num_candidates, "feasible": outcome.num_feasible, "solutions": rows}
         click.echo(json.dumps(summary, indent=1))
-    elif Path("-") not in written:
+    elif Path("-") not in (options["yaml_file"], options["sweep_file"]):
         click.echo(table(problem, outcome.solutions))
         click.echo(
             f"{outcome.num_feasible:,} of {outcome.num_candidates:,} candidates are feasible, "
@@ -281,6 +261,5 @@ def _write(path: Path, text: str) -> None:
     if path.exists():
         raise InputError("exists", where=str(path), right="another name: nothing is overwritten")
     path.parent.mkdir(parents=True, exist_ok=True)
-    header = f"# Shape from: {shlex.join(['olmo-ext', *sys.argv[1:]])}\n"
-    write_atomically(path, header + text)
+    write_atomically(path, f"# Shape from: {shlex.join(['olmo-ext', *sys.argv[1:]])}\n{text}")
     click.echo(f"wrote {path}", err=True)
