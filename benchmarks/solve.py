@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from olmo_ext.shapes.taper import Taper
+from olmo_ext.solve.infeasible import obstacles
 from olmo_ext.solve.problem import Problem
-from olmo_ext.solve.search import obstacles, search
+from olmo_ext.solve.search import search
 
 ROOT = Path(__file__).resolve().parents[1]
 SEARCH_LIMIT, PLAN_LIMIT = 2.0, 1.0

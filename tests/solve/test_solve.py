@@ -19,8 +19,9 @@ from olmo_ext.base.errors import InputError
 from olmo_ext.config.run_config import load_run_config
 from olmo_ext.shapes.counts import count
 from olmo_ext.shapes.taper import Taper
+from olmo_ext.solve.infeasible import obstacles
 from olmo_ext.solve.problem import Problem, shape_of
-from olmo_ext.solve.search import obstacles, search
+from olmo_ext.solve.search import search
 from olmo_ext.solve.solve_command import config_text, mega, solve, sweep_text
 
 M = 1_000_000
@@ -485,3 +486,9 @@ def test_texts_name_their_base_relative_to_where_they_lie(tmp_path):
     assert yaml.safe_load(text)["extends"] == "../base/x.yaml"
     tree = yaml.safe_load(sweep_text(asked, found.solutions, base=tmp_path / "b.yaml", folder=tmp_path))
     assert tree["base"] == "b.yaml" and len(tree["runs"]) == 2 and tree["baseline"] in tree["runs"]
+
+
+def test_a_width_far_from_the_budgets_ideal_and_still_within_its_tolerance_is_found():
+    asked = problem(target=M, tolerance=0.5, layers=(4,), d_model=(128,), multiple_of=1, d_ff=(600, 620))
+    found = search(asked, limit=100)
+    assert {item.d_ff for item in found.solutions} == set(range(600, 621))
