@@ -9,6 +9,7 @@ from torch import nn
 from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
+from olmo_ext.blocks.mlp import ACTIVATIONS
 from olmo_ext.blocks.titans_layer import MemoryGates, OwnWeights, PersistentTokens
 from olmo_ext.hf.attention_olmo_ext import OlmoExtAttention, OlmoExtRMSNorm, make_norm
 from olmo_ext.hf.configuration_olmo_ext import OlmoExtConfig
@@ -23,16 +24,15 @@ class OlmoExtMLP(nn.Module):
 
     def __init__(self, config, width):
         super().__init__()
-        self.kind = config.mlp_type
+        self.act = ACTIVATIONS[config.mlp_type]
+        two = config.mlp_type == "swiglu"
         self.up_proj = nn.Linear(config.hidden_size, width, bias=config.use_bias)
-        self.gate_proj = nn.Linear(config.hidden_size, width, bias=config.use_bias) if self.kind == "swiglu" else None
+        self.gate_proj = nn.Linear(config.hidden_size, width, bias=config.use_bias) if two else None
         self.down_proj = nn.Linear(width, config.hidden_size, bias=config.use_bias)
 
     def forward(self, x):
-        up = self.up_proj(x)
-        if self.gate_proj is not None:
-            return self.down_proj(F.silu(self.gate_proj(x)) * up)
-        return self.down_proj(F.gelu(up) if self.kind == "gelu" else F.relu(up))
+        gate = () if self.gate_proj is None else (self.gate_proj(x),)
+        return self.down_proj(self.act(self.up_proj(x), *gate))
 
 
 class OlmoExtLayer(nn.Module):
