@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, full_precision: bool = True) -> torch.Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, full_precision: bool = True) -> Tensor:
     """RoPE on the pairs (i, i + D/2) of [B, H, T, D].
 
     :param cos: [B or 1, 1, T, D/2] in fp32, as `sin`.
@@ -26,7 +26,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, full_precis
         return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
-def gated(mixed: torch.Tensor, gate: torch.Tensor, *, scale: float) -> torch.Tensor:
+def gated(mixed: Tensor, gate: Tensor, *, scale: float) -> Tensor:
     """`mixed` times `scale * sigmoid(gate)`.
 
     :param mixed: what the heads return, [B, T, H * D].
@@ -50,7 +50,7 @@ class Heads(nn.Module):
         n_kv_heads: int,
         head_dim: int,
         bias: bool,
-        fused: bool,
+        fused: bool = True,
         make_norm: Callable[[int], nn.Module] | None = None,
         clip: float | None = None,
         device: str | None = None,
@@ -73,7 +73,7 @@ class Heads(nn.Module):
             )
         self.q_norm, self.k_norm = (None if make_norm is None else make_norm(width) for width in self.fused_dims[:2])
 
-    def qkv(self, h: torch.Tensor) -> list[torch.Tensor]:
+    def qkv(self, h: Tensor) -> list[Tensor]:
         """q [B, T, H * D], k and v [B, T, key-value heads * D], clipped."""
         if self.fused:
             parts = self.att_proj(h).split(self.fused_dims, dim=-1)
@@ -81,13 +81,13 @@ class Heads(nn.Module):
             parts = self.q_proj(h), self.k_proj(h), self.v_proj(h)
         return [part if self.clip is None else part.clamp(min=-self.clip, max=self.clip) for part in parts]
 
-    def by_head(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
+    def by_head(self, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
         """QK-norm, then q [B, H, T, D], k and v [B, key-value heads, T, D]."""
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q).to(k.dtype), self.k_norm(k).to(k.dtype)
         return [part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in (q, k, v)]
 
-    def for_every_head(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+    def for_every_head(self, *tensors: Tensor) -> list[Tensor]:
         """Keys or values [B, key-value heads, T, D] once for every head that reads them, [B, H, T, D]."""
         times = self.n_heads // self.n_kv_heads
         return [tensor if times == 1 else tensor.repeat_interleave(times, dim=1) for tensor in tensors]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from olmo_ext.blocks.titans_layer import MemoryState, NeuralMemory
 from olmo_ext.blocks.window_attention import KeysValues, WindowAttention
@@ -55,13 +55,13 @@ class TitansForm(nn.Module):
 
     def compose(
         self,
-        h: torch.Tensor,
+        h: Tensor,
         state: MemoryState | None,
         past: KeysValues | None,
         *,
-        angles: tuple[torch.Tensor, torch.Tensor] | None,
-        keep: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, MemoryState, KeysValues | None]:
+        angles: tuple[Tensor, Tensor] | None,
+        keep: Tensor | None,
+    ) -> tuple[Tensor, MemoryState, KeysValues | None]:
         """
         :param past: of the window's attention, as `angles` (see `WindowAttention`).
         :param keep: [B, past + T] False for padding; None where nothing is padded.

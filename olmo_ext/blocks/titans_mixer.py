@@ -17,15 +17,13 @@ from olmo.model import LayerNorm, RMSLayerNorm
 from torch import nn
 
 from olmo_ext.base.errors import InputError
-from olmo_ext.blocks.attention import heads_like_olmo, rotary_embedding
+from olmo_ext.blocks.attention import Cache, heads_like_olmo, rotary_embedding
 from olmo_ext.blocks.titans_forms import TitansForm
 from olmo_ext.blocks.titans_layer import MemoryState
 from olmo_ext.blocks.titans_memory import Memory
 from olmo_ext.blocks.window_attention import KeysValues
 from olmo_ext.shapes.layers import AttentionSpec
 from olmo_ext.shapes.types.titans_sizes import TitansSizes
-
-Cache = tuple[torch.Tensor, torch.Tensor]
 
 
 class TitansMixer(TitansForm):

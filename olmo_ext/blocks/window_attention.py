@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from olmo_ext.blocks.heads import Heads, rotate
 
-KeysValues = tuple[torch.Tensor, torch.Tensor]
+KeysValues = tuple[Tensor, Tensor]
 
 
 class WindowAttention(Heads):
@@ -36,13 +37,13 @@ class WindowAttention(Heads):
 
     def forward(
         self,
-        h: torch.Tensor,
+        h: Tensor,
         *,
-        angles: tuple[torch.Tensor, torch.Tensor] | None,
+        angles: tuple[Tensor, Tensor] | None,
         past: KeysValues | None = None,
-        keep: torch.Tensor | None = None,
-        persistent: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, KeysValues]:
+        keep: Tensor | None = None,
+        persistent: Tensor | None = None,
+    ) -> tuple[Tensor, KeysValues]:
         """
         :param angles: cos and sin of the new tokens' positions for `rotate`; None without RoPE.
         :param past: keys and values of the last `window - 1` tokens, or fewer at the start.
@@ -69,14 +70,7 @@ class WindowAttention(Heads):
         mix = self._blocks if h.shape[1] > self.window else self._whole
         return mix(q, k, v, keep, extra).transpose(1, 2).flatten(2), present
 
-    def _whole(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        keep: torch.Tensor | None,
-        extra: list[torch.Tensor] | None,
-    ) -> torch.Tensor:
+    def _whole(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, extra: list[Tensor] | None) -> Tensor:
         """Every query against every key, masked."""
         time, length = q.shape[2], k.shape[2]
         if keep is None and extra is None and time == length <= self.window:
@@ -88,14 +82,7 @@ class WindowAttention(Heads):
             mask = (mask & keep[:, None, None]) | (distance == 0)
         return self._attend(q, k, v, mask, extra)
 
-    def _blocks(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        keep: torch.Tensor | None,
-        extra: list[torch.Tensor] | None,
-    ) -> torch.Tensor:
+    def _blocks(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, extra: list[Tensor] | None) -> Tensor:
         """Blocks of a window against themselves and the block before, folded into the batch."""
         batch, heads, time, dim = q.shape
         size, length = self.window, k.shape[2]
@@ -103,10 +90,10 @@ class WindowAttention(Heads):
         missing = number * size - time
         before = size - (length - time)  # keys that the block before the first query lacks
 
-        def fold(x: torch.Tensor) -> torch.Tensor:
+        def fold(x: Tensor) -> Tensor:
             return x.transpose(1, 2).reshape(batch * number, size, heads, dim).transpose(1, 2)
 
-        def pairs(x: torch.Tensor) -> torch.Tensor:
+        def pairs(x: Tensor) -> Tensor:
             """[B, H, past + T, D] -> [B * blocks, H, 2 size, D]."""
             blocks = F.pad(x, (0, 0, before, missing)).unfold(2, 2 * size, size)
             return blocks.permute(0, 2, 1, 4, 3).reshape(batch * number, heads, 2 * size, dim)
@@ -120,9 +107,7 @@ class WindowAttention(Heads):
         mixed = self._attend(fold(F.pad(q, (0, 0, 0, missing))), pairs(k), pairs(v), mask, extra)
         return mixed.transpose(1, 2).reshape(batch, number * size, heads, dim).transpose(1, 2)[:, :, :time]
 
-    def _attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, extra: list[torch.Tensor] | None
-    ) -> torch.Tensor:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, extra: list[Tensor] | None) -> Tensor:
         if extra is not None:
             k, v = (
                 torch.cat((more.expand(len(q), -1, -1, -1).to(own.dtype), own), dim=2)

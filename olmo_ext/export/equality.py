@@ -82,7 +82,6 @@ def real_tokens(encode: Callable[[str], list[int]], *, length: int) -> torch.Ten
     :raises WorkError: if the tokenizer makes nothing of it.
     """
     import argparse
-    import json
     import textwrap
 
     text = "\n".join(module.__doc__ or "" for module in (json, argparse, textwrap))

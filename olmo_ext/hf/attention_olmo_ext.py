@@ -25,9 +25,6 @@ class OlmoExtRMSNorm(nn.Module):
             x = self.weight * x
         return x if self.bias is None else x + self.bias
 
-    def extra_repr(self):
-        return f"{self.size}, eps={self.eps}"
-
 
 class OlmoExtLayerNorm(OlmoExtRMSNorm):
     """Mean and variance normalisation with the same parameters."""
@@ -45,8 +42,8 @@ def layer_heads(config, layer_idx):
     """What `Heads` takes for one layer."""
     return {
         "d_model": config.hidden_size,
-        "n_heads": config.layer_heads(layer_idx),
-        "n_kv_heads": config.layer_kv_heads(layer_idx),
+        "n_heads": config.of_layer("num_attention_heads", layer_idx),
+        "n_kv_heads": config.of_layer("num_key_value_heads", layer_idx),
         "head_dim": config.head_dim,
         "bias": config.use_bias,
         "fused": False,

@@ -97,9 +97,9 @@ class OlmoExtConfig(PretrainedConfig):
                 raise ValueError(f"{name} {value!r} is none of {', '.join(known)}")
         for layer in range(self.num_hidden_layers):
             self.layer_widths(layer)
-            if self.attention_types[layer] == "titans" and not isinstance(self.layer_titans(layer), dict):
+            if self.attention_types[layer] == "titans" and not isinstance(self.of_layer("titans", layer), dict):
                 raise ValueError(f"layer {layer}: no sizes of its memory under `titans`")
-            if self.layer_heads(layer) % self.layer_kv_heads(layer):
+            if self.of_layer("num_attention_heads", layer) % self.of_layer("num_key_value_heads", layer):
                 raise ValueError(f"layer {layer}: key-value heads do not divide the heads")
 
     def layer_widths(self, layer):
@@ -107,12 +107,6 @@ class OlmoExtConfig(PretrainedConfig):
         entry = self.intermediate_size[layer]
         return per_layer(entry, self.num_sub_mlps, f"intermediate_size of layer {layer}")
 
-    def layer_heads(self, layer):
-        return per_layer(self.num_attention_heads, self.num_hidden_layers, "num_attention_heads")[layer]
-
-    def layer_kv_heads(self, layer):
-        return per_layer(self.num_key_value_heads, self.num_hidden_layers, "num_key_value_heads")[layer]
-
-    def layer_titans(self, layer):
-        """The sizes of a layer's memory, as a dict."""
-        return per_layer(self.titans, self.num_hidden_layers, "titans")[layer]
+    def of_layer(self, name, layer):
+        """A layer's own value of a setting that is one for all layers or one per layer."""
+        return per_layer(getattr(self, name), self.num_hidden_layers, name)[layer]

@@ -98,7 +98,7 @@ class OlmoExtTitans(TitansForm):
     """A memory that learns in context, with its output projection and its place in the cache."""
 
     def __init__(self, config, layer_idx):
-        sizes = TitansSizes(**config.layer_titans(layer_idx))
+        sizes = TitansSizes(**config.of_layer("titans", layer_idx))
         affine = config.norm_affine
         super().__init__(
             d_model=config.hidden_size,
