@@ -9,7 +9,9 @@ import torch
 from olmo.model import BufferCache, LayerNormBase, OLMoBlock, RotaryEmbedding
 from torch import nn
 
+from olmo_ext.blocks.heads import Heads, gated
 from olmo_ext.shapes.layers import AttentionSpec
+from olmo_ext.shapes.types.gated import gate_width
 
 Cache = tuple[torch.Tensor, torch.Tensor]
 
@@ -25,13 +27,22 @@ def cache_for(cache: Any, head_dim: int, default_head_dim: int) -> Any:
     return cache.setdefault(f"head_dim_{head_dim}", BufferCache())
 
 
-def head_norms(config: Any, spec: AttentionSpec) -> tuple[LayerNormBase | None, LayerNormBase | None]:
-    """QK-norm over the whole vectors of all heads, as OLMo's config asks for it: those of q and of k."""
-    if not config.attention_layer_norm:
-        return None, None
-    affine = config.attention_layer_norm_with_affine
-    q_norm = LayerNormBase.build(config, size=spec.width, elementwise_affine=affine)
-    return q_norm, LayerNormBase.build(config, size=spec.kv_width, elementwise_affine=affine)
+def heads_like_olmo(d_model: int, spec: AttentionSpec, config: Any) -> dict[str, Any]:
+    """What `Heads` takes, as OLMo's config asks for it."""
+
+    def make_norm(width: int) -> LayerNormBase:
+        return LayerNormBase.build(config, size=width, elementwise_affine=config.attention_layer_norm_with_affine)
+
+    return {
+        "d_model": d_model,
+        "n_heads": spec.n_heads,
+        "n_kv_heads": spec.n_kv_heads,
+        "head_dim": spec.head_dim,
+        "bias": config.include_bias,
+        "make_norm": make_norm if config.attention_layer_norm else None,
+        "clip": config.clip_qkv,
+        "device": config.init_device,
+    }
 
 
 def rotary_embedding(config: Any, spec: AttentionSpec, cache: Any) -> RotaryEmbedding | None:
@@ -43,28 +54,17 @@ def rotary_embedding(config: Any, spec: AttentionSpec, cache: Any) -> RotaryEmbe
     return RotaryEmbedding(own, cache_for(cache, spec.head_dim, config.d_model // config.n_heads))
 
 
-def split_clipped(qkv: torch.Tensor, widths: tuple[int, int, int], limit: float | None) -> tuple[torch.Tensor, ...]:
-    """q, k and v of the fused projection, clipped to +-`limit` where OLMo's `clip_qkv` gives one."""
-    if limit is not None:
-        qkv = qkv.clamp(min=-limit, max=limit)
-    return qkv.split(widths, dim=-1)
-
-
-class SoftmaxAttention(nn.Module):
-    """q, k, v projections, QK-norm over the whole vectors, RoPE, causal softmax attention, output projection.
+class SoftmaxAttention(Heads):
+    """Projections and QK-norm (`Heads`), RoPE, causal softmax attention, output projection.
 
     B batch, T new tokens, H heads, D head_dim.
     """
 
     def __init__(self, *, d_model: int, spec: AttentionSpec, config: Any, cache: Any) -> None:
-        super().__init__()
+        super().__init__(**heads_like_olmo(d_model, spec, config))
         self.config, self.spec = config, spec
-        self.fused_dims = (spec.width, spec.kv_width, spec.kv_width)
-        place = {"bias": config.include_bias, "device": config.init_device}
-        self.att_proj = nn.Linear(d_model, sum(self.fused_dims), **place)
-        self.attn_out = nn.Linear(spec.width, d_model, **place)
+        self.attn_out = nn.Linear(spec.width, d_model, bias=config.include_bias, device=config.init_device)
         self.attn_out._is_residual = True  # type: ignore[assignment]
-        self.q_norm, self.k_norm = head_norms(config, spec)
         self.rotary_emb = rotary_embedding(config, spec, cache)
         self.flash_attn_func: Any = None
         self.flash_attn_varlen_func: Any = None
@@ -88,7 +88,7 @@ class SoftmaxAttention(nn.Module):
         max_doc_len: int | None = None,
         cu_doc_lens: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, Cache | None]:
-        q, k, v = split_clipped(self.att_proj(h), self.fused_dims, self.config.clip_qkv)
+        q, k, v = self.qkv(h)
         arguments = (q, k, v, attention_bias, layer_past, use_cache, max_doc_len, cu_doc_lens)
         if self.checkpoint_function is None:
             mixed, present = self.mix(*arguments)
@@ -112,14 +112,8 @@ class SoftmaxAttention(nn.Module):
         cu_doc_lens: torch.Tensor | None,
     ) -> tuple[torch.Tensor, Cache | None]:
         """From projections to head outputs side by side, [B, T, H * D], and what decoding keeps (k before RoPE)."""
-        batch, time, _ = q.size()
-        dtype = k.dtype
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q).to(dtype=dtype), self.k_norm(k).to(dtype=dtype)
-        head_dim = self.spec.head_dim
-        q = q.view(batch, time, self.spec.n_heads, head_dim).transpose(1, 2)
-        k = k.view(batch, time, self.spec.n_kv_heads, head_dim).transpose(1, 2)
-        v = v.view(batch, time, self.spec.n_kv_heads, head_dim).transpose(1, 2)
+        time, dtype = q.shape[1], k.dtype
+        q, k, v = self.by_head(q, k, v)
         if layer_past is not None:
             k = torch.cat((layer_past[0], k), dim=-2)
             v = torch.cat((layer_past[1], v), dim=-2)
@@ -140,7 +134,7 @@ class SoftmaxAttention(nn.Module):
             max_doc_len=max_doc_len,
             cu_doc_lens=cu_doc_lens,
         )
-        return mixed.transpose(1, 2).reshape(batch, time, self.spec.width), present
+        return mixed.transpose(1, 2).flatten(2), present
 
 
 class GatedAttention(SoftmaxAttention):
@@ -148,17 +142,10 @@ class GatedAttention(SoftmaxAttention):
 
     def __init__(self, *, d_model: int, spec: AttentionSpec, config: Any, cache: Any) -> None:
         super().__init__(d_model=d_model, spec=spec, config=config, cache=cache)
-        self.headwise = spec.options.get("gate", "elementwise") == "headwise"
         self.scale = float(spec.options.get("gate_scale", 1.0))
-        width = spec.n_heads if self.headwise else spec.width
-        self.gate_proj = nn.Linear(d_model, width, bias=config.include_bias, device=config.init_device)
+        self.gate_proj = nn.Linear(d_model, gate_width(spec), bias=config.include_bias, device=config.init_device)
         if spec.options.get("gate_init", "normal") == "zero":
             self.gate_proj._is_zero = True  # type: ignore[assignment]
 
     def gate(self, mixed: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
-        # The sigmoid in fp32 whatever autocast does: a bf16 gate near 1 has steps of 0.4 %.
-        gate = (torch.sigmoid(self.gate_proj(h).float()) * self.scale).to(mixed.dtype)
-        if self.headwise:
-            gate = gate.unsqueeze(-1)
-            return (mixed.unflatten(-1, (self.spec.n_heads, self.spec.head_dim)) * gate).flatten(-2)
-        return mixed * gate
+        return gated(mixed, self.gate_proj(h), scale=self.scale)

@@ -1,4 +1,4 @@
-"""One MLP: OLMo's feed-forward part with a width of its own."""
+"""One MLP: OLMo's feed-forward part with a width of its own. Needs torch alone, as exported folders copy this file."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ import torch.nn.functional as F
 from torch import nn
 
 
-def swiglu(hidden: torch.Tensor) -> torch.Tensor:
-    """up * SiLU(gate) of a fused [..., 2 d_ff] projection whose first half is `up`, as in OLMo."""
-    up, gate = hidden.chunk(2, dim=-1)
+def swiglu(up: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """up * SiLU(gate)."""
     return F.silu(gate) * up
 
 
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"swiglu": swiglu, "gelu": F.gelu, "relu": F.relu}
+ACTIVATIONS: dict[str, Callable[..., torch.Tensor]] = {"swiglu": swiglu, "gelu": F.gelu, "relu": F.relu}
 
 
 class MLP(nn.Module):
@@ -30,18 +29,19 @@ class MLP(nn.Module):
         """
         super().__init__()
         self.d_ff, self.activation = d_ff, activation
-        first = 2 * d_ff if activation == "swiglu" else d_ff
+        self.branches = 2 if activation == "swiglu" else 1
         place = {"bias": config.include_bias, "device": config.init_device}
-        self.ff_proj = nn.Linear(d_model, first, **place)
+        self.ff_proj = nn.Linear(d_model, self.branches * d_ff, **place)
         self.ff_out = nn.Linear(d_ff, d_model, **place)
         self.act = ACTIVATIONS[activation]
         self.checkpoint_function: Any = None
         """Set by the block under fine-grained activation checkpointing: recompute the activation in the backward."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        hidden = self.ff_proj(x)
-        inner = self.act(hidden) if self.checkpoint_function is None else self.checkpoint_function(self.act, hidden)
-        return self.ff_out(inner)
+        branches = self.ff_proj(x).chunk(self.branches, dim=-1)  # with SwiGLU the first half is `up`, as in OLMo
+        if self.checkpoint_function is None:
+            return self.ff_out(self.act(*branches))
+        return self.ff_out(self.checkpoint_function(self.act, *branches))
 
     def extra_repr(self) -> str:
         return f"d_ff={self.d_ff}, activation={self.activation}"

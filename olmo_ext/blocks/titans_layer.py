@@ -130,12 +130,12 @@ class NeuralMemory(nn.Module):
 
     def initial_weights(self, batch: int, dtype: torch.dtype) -> Weights:
         """[B, H, inputs, outputs] of each of the memory's layers."""
-        found = []
+        weights = []
         for matrix in (self.memory_in, self.memory_out):
             if matrix is not None:
                 weight = matrix().to(dtype).unflatten(0, (self.sizes.heads, -1)).transpose(-1, -2)
-                found.append(weight.unsqueeze(0).expand(batch, -1, -1, -1))
-        return tuple(found)
+                weights.append(weight.unsqueeze(0).expand(batch, -1, -1, -1))
+        return tuple(weights)
 
     def initial_state(self, batch: int, like: torch.Tensor) -> MemoryState:
         wide = torch.promote_types(like.dtype, torch.float32)

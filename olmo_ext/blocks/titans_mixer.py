@@ -1,4 +1,4 @@
-"""The mixer of Titans: the memory (`titans_layer`), the window's attention, and their three compositions.
+"""The mixer of Titans: its forms (`titans_forms`) under OLMo's attention contract.
 
 Decoding: a layer's cache is a pair of tensors, as OLMo's own, with the batch in front. The first has no elements and
 tells OLMo how many tokens are past, [B, 1, past, 0]; the second, [B, state], holds everything in fp32: OLMo's beam
@@ -17,39 +17,36 @@ from olmo.model import LayerNorm, RMSLayerNorm
 from torch import nn
 
 from olmo_ext.base.errors import InputError
-from olmo_ext.blocks.titans_layer import MemoryState, NeuralMemory
+from olmo_ext.blocks.attention import Cache, heads_like_olmo, rotary_embedding
+from olmo_ext.blocks.titans_forms import TitansForm
+from olmo_ext.blocks.titans_layer import MemoryState
 from olmo_ext.blocks.titans_memory import Memory
-from olmo_ext.blocks.window_attention import WindowAttention
+from olmo_ext.blocks.window_attention import KeysValues
 from olmo_ext.shapes.layers import AttentionSpec
 from olmo_ext.shapes.types.titans_sizes import TitansSizes
 
-Cache = tuple[torch.Tensor, torch.Tensor]
 
-
-class TitansMixer(nn.Module):
+class TitansMixer(TitansForm):
     """OLMo's attention contract (see `AttentionType.build`)."""
 
     def __init__(self, *, d_model: int, spec: AttentionSpec, sizes: TitansSizes, config: Any, cache: Any) -> None:
-        super().__init__()
-        self.spec, self.sizes, self.config = spec, sizes, config
+        if sizes.has_attention and config.alibi:
+            raise InputError("ALiBi is not made for a window", where="model.alibi", right="rope: true")
         place = {"bias": config.include_bias, "device": config.init_device}
-        self.memory = NeuralMemory(
+        super().__init__(
             d_model=d_model,
             sizes=sizes,
-            bias=config.include_bias,
             head_norm=RMSLayerNorm(config, size=sizes.head_dim),
-            device=config.init_device,
+            make_norm=lambda width: LayerNorm.build(config, size=width),
+            window={
+                **heads_like_olmo(d_model, spec, config),
+                "dropout": config.attention_dropout,
+                "full_precision": config.rope_full_precision,
+            },
+            **place,
         )
-        self.out_gate = nn.Linear(d_model, sizes.width, **place) if sizes.output_gate else None
-        self.window: WindowAttention | None = None
-        if sizes.has_attention:
-            self.window = WindowAttention(d_model=d_model, spec=spec, window=sizes.window, config=config, cache=cache)
-        if sizes.form == "mag":
-            self.window_norm = LayerNorm.build(config, size=spec.width)
-            self.memory_norm = LayerNorm.build(config, size=sizes.width)
-        if sizes.form == "mal":
-            self.memory_proj = nn.Linear(sizes.width, d_model, **place)
-            self.between_norm = LayerNorm.build(config, size=d_model)
+        self.spec = spec
+        self.rotary_emb = rotary_embedding(config, spec, cache) if sizes.has_attention else None
         self.attn_out = nn.Linear(spec.width, d_model, **place)
         self.attn_out._is_residual = True  # type: ignore[assignment]
         self.checkpoint_function: Any = None
@@ -92,26 +89,31 @@ class TitansMixer(nn.Module):
         batch, time, _ = h.shape
         past = 0 if layer_past is None else layer_past[0].shape[-2]
         state, keys_values = (None, None) if layer_past is None else self._unpack(layer_past[1], past)
-        mixed, state = self.memory(h, state, None if keep is None else keep[:, past:])
-        if self.out_gate is not None:
-            mixed = mixed * torch.sigmoid(self.out_gate(h).float()).to(mixed.dtype)
-        present_keys = None
-        if self.window is not None and self.sizes.form == "mag":
-            persistent = None if self.memory.persistent is None else self.memory.persistent()
-            attended, present_keys = self.window(h, keys_values, keep, persistent, start=past)
-            gate = torch.sigmoid(self.memory_norm(mixed).float())
-            mixed = self.window_norm(attended) * gate.to(attended.dtype)
-        elif self.window is not None:
-            between = self.between_norm(self.memory_proj(mixed))
-            mixed, present_keys = self.window(between, keys_values, keep, None, start=past)
+        angles = self.angles(keep, start=past, end=past + time, device=h.device)
+        mixed, state, keys_values = self.compose(h, state, keys_values, angles=angles, keep=keep)
         if not use_cache:
             return mixed, None
         length = h.new_empty(batch, 1, past + time, 0)
-        return mixed, (length, self._pack(state, present_keys))
+        return mixed, (length, self._pack(state, keys_values))
+
+    def angles(
+        self, keep: torch.Tensor | None, *, start: int, end: int, device: torch.device
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """cos and sin at the tokens' own positions, from OLMo's tables, [B or 1, 1, T, D/2]; padding has no position,
+        so that persistent tokens stay as far away."""
+        if self.rotary_emb is None:
+            return None
+        if keep is None:
+            positions = torch.arange(start, end, device=device)[None]
+        else:
+            positions = (keep.long().cumsum(1) - 1).clamp(min=0)[:, start:end]
+        sin, cos = self.rotary_emb.get_rotary_embedding(end, device)
+        half = self.spec.head_dim // 2
+        return cos[0, 0, :, :half][positions].unsqueeze(1), sin[0, 0, :, :half][positions].unsqueeze(1)
 
     # -- the decoding state as one tensor ----------------------------------------------------------------------------
 
-    def _pack(self, state: MemoryState, keys_values: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor:
+    def _pack(self, state: MemoryState, keys_values: KeysValues | None) -> torch.Tensor:
         memory = state.memory
         parts = [*memory.weights, *(memory.momentum or ())]
         if self.sizes.chunk_size > 1:
@@ -120,7 +122,7 @@ class TitansMixer(nn.Module):
         wide = torch.promote_types(memory.weights[0].dtype, torch.float32)
         return torch.cat([part.reshape(len(state.seen), -1).to(wide) for part in parts], dim=1)
 
-    def _unpack(self, packed: torch.Tensor, past: int) -> tuple[MemoryState, tuple[torch.Tensor, torch.Tensor] | None]:
+    def _unpack(self, packed: torch.Tensor, past: int) -> tuple[MemoryState, KeysValues | None]:
         sizes, spec, at = self.sizes, self.spec, 0
 
         def take(*shape: int) -> torch.Tensor:

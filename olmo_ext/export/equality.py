@@ -43,9 +43,9 @@ def load(folder: Path) -> Any:
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         else:
             # AutoModelForCausalLM prefers our own class to the folder's where `register` has been called.
-            found: Any = get_class_from_dynamic_module(name, str(folder))
-            found.register_for_auto_class("AutoModelForCausalLM")
-            model = found.from_pretrained(folder, dtype=torch.float32)
+            model_class: Any = get_class_from_dynamic_module(name, str(folder))
+            model_class.register_for_auto_class("AutoModelForCausalLM")
+            model = model_class.from_pretrained(folder, dtype=torch.float32)
     return model.eval()
 
 
@@ -82,7 +82,6 @@ def real_tokens(encode: Callable[[str], list[int]], *, length: int) -> torch.Ten
     :raises WorkError: if the tokenizer makes nothing of it.
     """
     import argparse
-    import json
     import textwrap
 
     text = "\n".join(module.__doc__ or "" for module in (json, argparse, textwrap))
@@ -124,7 +123,7 @@ def compare_layers(olmo: Any, hugging_face: Any, tokens: torch.Tensor) -> None:
         raise MismatchError(f"{len(layers)} layers, the model has {len(blocks)}")
     inputs: list[torch.Tensor] = []
     outputs: list[torch.Tensor] = []
-    found: list[torch.Tensor] = []
+    answers: list[torch.Tensor] = []
 
     def record(module: Any, arguments: Any, output: Any) -> None:
         inputs.append(arguments[0])
@@ -135,7 +134,7 @@ def compare_layers(olmo: Any, hugging_face: Any, tokens: torch.Tensor) -> None:
 
     handles = [block.register_forward_hook(record) for block in blocks]
     handles += [layer.register_forward_pre_hook(replace(i), with_kwargs=True) for i, layer in enumerate(layers)]
-    handles += [layer.register_forward_hook(lambda m, a, output: found.append(output)) for layer in layers]
+    handles += [layer.register_forward_hook(lambda m, a, output: answers.append(output)) for layer in layers]
     try:
         olmo(tokens)
         hugging_face(tokens, use_cache=False)
@@ -143,7 +142,7 @@ def compare_layers(olmo: Any, hugging_face: Any, tokens: torch.Tensor) -> None:
         for handle in handles:
             handle.remove()
     wrong = []
-    for index, (given, expected, got) in enumerate(zip(inputs, outputs, found, strict=True)):
+    for index, (given, expected, got) in enumerate(zip(inputs, outputs, answers, strict=True)):
         # Adding an update to a larger residual rounds at the residual's scale.
         allowed = TOLERANCE * (expected - given).abs().max() + 2.0**-22 * expected.abs().max()
         difference = (expected - got).abs().max()
@@ -153,9 +152,9 @@ def compare_layers(olmo: Any, hugging_face: Any, tokens: torch.Tensor) -> None:
         raise MismatchError(f"{', '.join(wrong)} computes something else than the OLMo model")
 
 
-def _difference(found: torch.Tensor, expected: torch.Tensor) -> float:
+def _difference(logits: torch.Tensor, expected: torch.Tensor) -> float:
     """Largest difference, relative to the largest logit; not a number if one of them is none."""
-    return float((found - expected).abs().max() / expected.abs().max())
+    return float((logits - expected).abs().max() / expected.abs().max())
 
 
 def _decode(
@@ -289,6 +288,6 @@ def compare_tokenizer(folder: Path, encode: Callable[[str], list[int]]) -> None:
             AutoTokenizer.from_pretrained(folder, trust_remote_code=True),
             PreTrainedTokenizerFast.from_pretrained(folder),
         )
-        found = [tokenizer.encode(text, add_special_tokens=False) for tokenizer in loaded]
-    if any(ids != encode(text) for ids in found):
+        encoded = [tokenizer.encode(text, add_special_tokens=False) for tokenizer in loaded]
+    if any(ids != encode(text) for ids in encoded):
         raise MismatchError("the folder's tokenizer gives other ids than the run's")

@@ -23,6 +23,10 @@ CODE = (
     "olmo_ext.hf.modeling_olmo_ext",
     "olmo_ext.hf.attention_olmo_ext",
     "olmo_ext.hf.memory_olmo_ext",
+    "olmo_ext.blocks.heads",
+    "olmo_ext.blocks.mlp",
+    "olmo_ext.blocks.window_attention",
+    "olmo_ext.blocks.titans_forms",
     "olmo_ext.blocks.titans_layer",
     "olmo_ext.blocks.titans_memory",
     "olmo_ext.shapes.types.titans_sizes",
@@ -80,7 +84,7 @@ def standing_alone(module: str) -> str:
     neighbours = {other.rpartition(".")[2] for other in CODE}
     return re.sub(
         r"^from olmo_ext\.[\w.]+\.(\w+) import",
-        lambda found: f"from .{found[1]} import" if found[1] in neighbours else found[0],
+        lambda line: f"from .{line[1]} import" if line[1] in neighbours else line[0],
         source,
         flags=re.MULTILINE,
     )

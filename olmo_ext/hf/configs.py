@@ -19,25 +19,23 @@ AUTO_MAP = {
 NORM_TYPES = {"rms": "rms", "default": "default", "low_precision": "default"}
 
 
-def _one_or_list(values: list[Any]) -> Any:
-    return values[0] if len(set(map(str, values))) == 1 else values
-
-
-def _of_types(shape: ModelShape) -> dict[str, Any]:
-    """What the layers' types say of themselves: one value, or one per layer where they differ."""
+def _by_layer(shape: ModelShape) -> dict[str, Any]:
+    """Heads, and what the layers' types say of themselves: one value, or one per layer where they differ."""
     of_layers: list[dict[str, Any]] = [
         {
+            "num_attention_heads": layer.attention.n_heads,
+            "num_key_value_heads": layer.attention.n_kv_heads,
             **FFN_TYPES.get(layer.ffn.type).exported_config(layer.ffn),
             **ATTENTION_TYPES.get(layer.attention.type).exported_config(layer.attention),
         }
         for layer in shape.layers
     ]
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for key in dict.fromkeys(key for of_layer in of_layers for key in of_layer):
         values = [of_layer[key] for of_layer in of_layers if key in of_layer]
         same = all(value == values[0] for value in values)
-        found[key] = values[0] if same else [of_layer.get(key) for of_layer in of_layers]
-    return found
+        entries[key] = values[0] if same else [of_layer.get(key) for of_layer in of_layers]
+    return entries
 
 
 def is_native(model: Mapping[str, Any], shape: ModelShape) -> bool:
@@ -117,10 +115,8 @@ def hugging_face_config(model: Mapping[str, Any], shape: ModelShape, *, allow_na
         **_common(model, shape),
         "intermediate_size": widths,
         "num_sub_mlps": shape.layers[0].ffn.num_sub_mlps,
-        "num_attention_heads": _one_or_list([layer.attention.n_heads for layer in shape.layers]),
-        "num_key_value_heads": _one_or_list([layer.attention.n_kv_heads for layer in shape.layers]),
         "head_dim": shape.layers[0].attention.head_dim,
-        **_of_types(shape),
+        **_by_layer(shape),
         "norm_after": shape.norm_after,
         "norm_type": NORM_TYPES[model["layer_norm_type"]],
         "norm_eps": model["layer_norm_eps"],
@@ -143,8 +139,7 @@ def disagreement(config: Mapping[str, Any], model: Mapping[str, Any], shape: Mod
     """What a folder's `config.json` says of its layers otherwise than the run made of its `olmo_model` would, if
     anything: one of the two was edited, or another version of this package wrote the folder."""
     expected = hugging_face_config(model, shape, allow_native=False)
-    sizes = ("intermediate_size", "num_sub_mlps", "num_attention_heads", "num_key_value_heads", "head_dim")
-    for key in (*sizes, *_of_types(shape)):
+    for key in ("intermediate_size", "num_sub_mlps", "head_dim", *_by_layer(shape)):
         # transformers leaves out what equals its class's default.
         if key in config and config[key] != expected[key]:
             return f"{key} is {config[key]}, its olmo_model makes it {expected[key]}"

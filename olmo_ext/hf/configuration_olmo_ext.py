@@ -7,6 +7,39 @@ GATES = ("elementwise", "headwise")
 MLP_TYPES = ("swiglu", "gelu", "relu")
 NORMS = ("rms", "default")
 
+DEFAULTS = {
+    "vocab_size": 100352,
+    "hidden_size": 768,
+    "intermediate_size": None,
+    "num_sub_mlps": 1,
+    "parallel_sub_mlps": False,
+    "mlp_type": "swiglu",
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "num_key_value_heads": None,
+    "head_dim": 64,
+    "attention_types": "softmax",
+    "attention_gate": "elementwise",
+    "gate_scale": 1.0,
+    "titans": None,
+    "norm_after": False,
+    "norm_type": "rms",
+    "norm_eps": 1e-6,
+    "norm_affine": True,
+    "norm_bias": False,
+    "qk_norm": True,
+    "qk_norm_affine": True,
+    "use_bias": False,
+    "clip_qkv": None,
+    "rope": True,
+    "rope_theta": 500000.0,
+    "embedding_norm": False,
+    "scale_logits": False,
+    "max_position_embeddings": 4096,
+    "initializer_range": 0.02,
+    "use_cache": True,
+}
+
 
 def per_layer(value, num_layers, name):
     """One value per layer, from a list or a single value."""
@@ -36,102 +69,44 @@ class OlmoExtConfig(PretrainedConfig):
     keys_to_ignore_at_inference = ["past_key_values", "cache"]
     attribute_map = {"init_std": "initializer_range"}
 
-    def __init__(
-        self,
-        vocab_size=100352,
-        hidden_size=768,
-        intermediate_size=None,
-        num_sub_mlps=1,
-        parallel_sub_mlps=False,
-        mlp_type="swiglu",
-        num_hidden_layers=12,
-        num_attention_heads=12,
-        num_key_value_heads=None,
-        head_dim=64,
-        attention_types="softmax",
-        attention_gate="elementwise",
-        gate_scale=1.0,
-        titans=None,
-        norm_after=False,
-        norm_type="rms",
-        norm_eps=1e-6,
-        norm_affine=True,
-        norm_bias=False,
-        qk_norm=True,
-        qk_norm_affine=True,
-        use_bias=False,
-        clip_qkv=None,
-        rope=True,
-        rope_theta=500000.0,
-        embedding_norm=False,
-        scale_logits=False,
-        max_position_embeddings=4096,
-        initializer_range=0.02,
-        use_cache=True,
-        tie_word_embeddings=False,
-        **kwargs,
-    ):
-        self.vocab_size = vocab_size
-        self.hidden_size = hidden_size
-        self.num_hidden_layers = num_hidden_layers
-        if intermediate_size is None:
-            intermediate_size = [4 * hidden_size] * num_hidden_layers
-        if not isinstance(intermediate_size, (list, tuple)):
-            raise ValueError(f"intermediate_size {intermediate_size!r} is not a list with one entry per layer")
-        self.intermediate_size = per_layer(intermediate_size, num_hidden_layers, "intermediate_size")
-        self.num_sub_mlps = num_sub_mlps
-        self.parallel_sub_mlps = parallel_sub_mlps
-        self.mlp_type = mlp_type
-        self.num_attention_heads = num_attention_heads
-        self.num_key_value_heads = num_attention_heads if num_key_value_heads is None else num_key_value_heads
-        self.head_dim = head_dim
-        self.attention_types = per_layer(attention_types, num_hidden_layers, "attention_types")
-        self.attention_gate = attention_gate
-        self.gate_scale = gate_scale
-        self.titans = titans
-        self.norm_after = norm_after
-        self.norm_type = norm_type
-        self.norm_eps = norm_eps
-        self.norm_affine = norm_affine
-        self.norm_bias = norm_bias
-        self.qk_norm = qk_norm
-        self.qk_norm_affine = qk_norm_affine
-        self.use_bias = use_bias
-        self.clip_qkv = clip_qkv
-        self.rope = rope
-        self.rope_theta = rope_theta
-        self.embedding_norm = embedding_norm
-        self.scale_logits = scale_logits
-        self.max_position_embeddings = max_position_embeddings
-        self.initializer_range = initializer_range
-        self.use_cache = use_cache
+    def __init__(self, **settings):
+        values = {name: settings.pop(name, default) for name, default in DEFAULTS.items()}
+        layers, widths = values["num_hidden_layers"], values["intermediate_size"]
+        if widths is None:
+            widths = [4 * values["hidden_size"]] * layers
+        if not isinstance(widths, (list, tuple)):
+            raise ValueError(f"intermediate_size {widths!r} is not a list with one entry per layer")
+        values["intermediate_size"] = per_layer(widths, layers, "intermediate_size")
+        values["attention_types"] = per_layer(values["attention_types"], layers, "attention_types")
+        if values["num_key_value_heads"] is None:
+            values["num_key_value_heads"] = values["num_attention_heads"]
+        for name, value in values.items():
+            setattr(self, name, value)
+        self.check()
+        super().__init__(**{"tie_word_embeddings": False, **settings})
+
+    def check(self):
+        """:raises ValueError: for a setting, or a layer, that no class here computes."""
         for name, value, known in [
-            ("mlp_type", mlp_type, MLP_TYPES),
-            ("norm_type", norm_type, NORMS),
-            ("attention_gate", attention_gate, GATES),
+            ("mlp_type", self.mlp_type, MLP_TYPES),
+            ("norm_type", self.norm_type, NORMS),
+            ("attention_gate", self.attention_gate, GATES),
             *(("attention_types", kind, ATTENTIONS) for kind in self.attention_types),
         ]:
             if value not in known:
                 raise ValueError(f"{name} {value!r} is none of {', '.join(known)}")
-        for layer in range(num_hidden_layers):
+        for layer in range(self.num_hidden_layers):
             self.layer_widths(layer)
-            if self.attention_types[layer] == "titans" and not isinstance(self.layer_titans(layer), dict):
+            if self.attention_types[layer] == "titans" and not isinstance(self.of_layer("titans", layer), dict):
                 raise ValueError(f"layer {layer}: no sizes of its memory under `titans`")
-            if self.layer_heads(layer) % self.layer_kv_heads(layer):
+            if self.of_layer("num_attention_heads", layer) % self.of_layer("num_key_value_heads", layer):
                 raise ValueError(f"layer {layer}: key-value heads do not divide the heads")
-        super().__init__(**{"tie_word_embeddings": tie_word_embeddings, **kwargs})
 
     def layer_widths(self, layer):
         """Inner width of each sub-MLP of a layer."""
         entry = self.intermediate_size[layer]
         return per_layer(entry, self.num_sub_mlps, f"intermediate_size of layer {layer}")
 
-    def layer_heads(self, layer):
-        return per_layer(self.num_attention_heads, self.num_hidden_layers, "num_attention_heads")[layer]
-
-    def layer_kv_heads(self, layer):
-        return per_layer(self.num_key_value_heads, self.num_hidden_layers, "num_key_value_heads")[layer]
-
-    def layer_titans(self, layer):
-        """The sizes of a layer's memory, as a dict."""
-        return per_layer(self.titans, self.num_hidden_layers, "titans")[layer]
+    def of_layer(self, name, layer):
+        """A layer's own value of a setting that is one for all layers or one per layer."""
+        return per_layer(getattr(self, name), self.num_hidden_layers, name)[layer]

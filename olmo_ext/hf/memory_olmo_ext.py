@@ -1,13 +1,14 @@
 """Titans' layers: a memory that learns in context, and what decoding carries of it from token to token."""
 
 import dataclasses
+from functools import partial
 
 import torch
 from torch import nn
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
-from olmo_ext.blocks.titans_layer import NeuralMemory
-from olmo_ext.hf.attention_olmo_ext import OlmoExtRMSNorm, OlmoExtWindow, make_norm
+from olmo_ext.blocks.titans_forms import TitansForm
+from olmo_ext.hf.attention_olmo_ext import OlmoExtRMSNorm, layer_heads, make_norm
 from olmo_ext.shapes.types.titans_sizes import TitansSizes
 
 
@@ -93,45 +94,27 @@ def place_memories(cache, attention_types):
             raise ValueError(f"layer {index} carries a memory: give a DynamicCache, not one of {type(layer).__name__}")
 
 
-class OlmoExtTitans(nn.Module):
-    """A memory that learns in context, alone (lmm), beside attention over a window (mag), or before it (mal).
-
-    lmm: o(memory(x) * sigmoid(gate(x)));  mag: o(norm(window(x)) * sigmoid(norm(memory(x))));
-    mal: o(window(norm(proj(memory(x) * sigmoid(gate(x)))))).
-    """
+class OlmoExtTitans(TitansForm):
+    """A memory that learns in context, with its output projection and its place in the cache."""
 
     def __init__(self, config, layer_idx):
-        super().__init__()
+        sizes = TitansSizes(**config.of_layer("titans", layer_idx))
+        affine = config.norm_affine
+        super().__init__(
+            d_model=config.hidden_size,
+            sizes=sizes,
+            bias=config.use_bias,
+            head_norm=OlmoExtRMSNorm(sizes.head_dim, eps=config.norm_eps, affine=affine, bias=config.norm_bias),
+            make_norm=partial(make_norm, config, affine=affine),
+            window=layer_heads(config, layer_idx),
+        )
         self.layer_idx = layer_idx
-        self.sizes = sizes = TitansSizes(**config.layer_titans(layer_idx))
-        affine, width = config.norm_affine, sizes.width
-        head_norm = OlmoExtRMSNorm(sizes.head_dim, eps=config.norm_eps, affine=affine, bias=config.norm_bias)
-        self.memory = NeuralMemory(d_model=config.hidden_size, sizes=sizes, bias=config.use_bias, head_norm=head_norm)
-        self.out_gate = nn.Linear(config.hidden_size, width, bias=config.use_bias) if sizes.output_gate else None
-        self.window = OlmoExtWindow(config, layer_idx, sizes.window) if sizes.has_attention else None
-        if sizes.form == "mag":
-            self.window_norm = make_norm(config, width, affine=affine)
-            self.memory_norm = make_norm(config, width, affine=affine)
-        if sizes.form == "mal":
-            self.memory_proj = nn.Linear(width, config.hidden_size, bias=config.use_bias)
-            self.between_norm = make_norm(config, config.hidden_size, affine=affine)
-        self.o_proj = nn.Linear(width, config.hidden_size, bias=config.use_bias)
+        self.o_proj = nn.Linear(sizes.width, config.hidden_size, bias=config.use_bias)
 
     def forward(self, x, *, angles, mask, keep, cache):
-        time = x.shape[1]
         slot = None if cache is None else cache.layers[self.layer_idx]
         state, past = (None, None) if slot is None or slot.state is None else slot.state
-        mixed, state = self.memory(x, state, None if keep is None else keep[:, -time:])
-        if self.out_gate is not None:
-            mixed = mixed * torch.sigmoid(self.out_gate(x).float()).to(mixed.dtype)
-        if self.window is not None and self.sizes.form == "mag":
-            persistent = None if self.memory.persistent is None else self.memory.persistent()
-            attended, past = self.window(x, angles=angles, keep=keep, persistent=persistent, past=past)
-            gate = torch.sigmoid(self.memory_norm(mixed).float())
-            mixed = self.window_norm(attended) * gate.to(attended.dtype)
-        elif self.window is not None:
-            between = self.between_norm(self.memory_proj(mixed))
-            mixed, past = self.window(between, angles=angles, keep=keep, persistent=None, past=past)
+        mixed, state, past = self.compose(x, state, past, angles=angles, keep=keep)
         if slot is not None:
-            slot.store((state, past), time)
+            slot.store((state, past), x.shape[1])
         return self.o_proj(mixed)

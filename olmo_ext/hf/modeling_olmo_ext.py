@@ -9,6 +9,7 @@ from torch import nn
 from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
+from olmo_ext.blocks.mlp import ACTIVATIONS
 from olmo_ext.blocks.titans_layer import MemoryGates, OwnWeights, PersistentTokens
 from olmo_ext.hf.attention_olmo_ext import OlmoExtAttention, OlmoExtRMSNorm, make_norm
 from olmo_ext.hf.configuration_olmo_ext import OlmoExtConfig
@@ -23,16 +24,15 @@ class OlmoExtMLP(nn.Module):
 
     def __init__(self, config, width):
         super().__init__()
-        self.kind = config.mlp_type
+        self.act = ACTIVATIONS[config.mlp_type]
         self.up_proj = nn.Linear(config.hidden_size, width, bias=config.use_bias)
-        self.gate_proj = nn.Linear(config.hidden_size, width, bias=config.use_bias) if self.kind == "swiglu" else None
+        swiglu = config.mlp_type == "swiglu"
+        self.gate_proj = nn.Linear(config.hidden_size, width, bias=config.use_bias) if swiglu else None
         self.down_proj = nn.Linear(width, config.hidden_size, bias=config.use_bias)
 
     def forward(self, x):
-        up = self.up_proj(x)
-        if self.gate_proj is not None:
-            return self.down_proj(F.silu(self.gate_proj(x)) * up)
-        return self.down_proj(F.gelu(up) if self.kind == "gelu" else F.relu(up))
+        gate = () if self.gate_proj is None else (self.gate_proj(x),)
+        return self.down_proj(self.act(self.up_proj(x), *gate))
 
 
 class OlmoExtLayer(nn.Module):
@@ -120,7 +120,7 @@ class OlmoExtModel(OlmoExtPreTrainedModel):
         keep = attention_mask.bool()
         return None if bool(keep.all()) else keep
 
-    def mask(self, attention_mask, *, batch, time, past, device):
+    def mask(self, attention_mask, *, time, past, device):
         """What each new position may look at, [B or 1, 1, T, S], True where it may; None for plain causal."""
         if attention_mask is not None and attention_mask.dim() == 4:
             return attention_mask
@@ -161,7 +161,7 @@ class OlmoExtModel(OlmoExtPreTrainedModel):
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if self.embed_norm is not None:
             x = self.embed_norm(x)
-        batch, time, _ = x.shape
+        time = x.shape[1]
         past = 0 if cache is None else int(cache.get_seq_length())
         if position_ids is None:
             if attention_mask is not None and attention_mask.dim() == 2:
@@ -172,7 +172,7 @@ class OlmoExtModel(OlmoExtPreTrainedModel):
             x = x + self.embed_positions(position_ids)
         angles = self.angles(position_ids) if self.config.rope else None
         keep = self.keep(attention_mask, time=time, past=past)
-        mask = self.mask(attention_mask, batch=batch, time=time, past=past, device=x.device)
+        mask = self.mask(attention_mask, time=time, past=past, device=x.device)
         states = []
         for layer in self.layers:
             states.append(x)
@@ -199,12 +199,6 @@ class OlmoExtForCausalLM(OlmoExtPreTrainedModel, GenerationMixin):
         bias = config.use_bias and not config.tie_word_embeddings
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=bias)
         self.post_init()
-
-    def get_input_embeddings(self):
-        return self.model.embed_tokens
-
-    def set_input_embeddings(self, value):
-        self.model.embed_tokens = value
 
     def get_output_embeddings(self):
         return self.lm_head

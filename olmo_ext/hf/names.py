@@ -95,11 +95,11 @@ def layer_entries(layer: LayerShape, index: int, *, stock: bool, names: Mapping[
 
 def entries(shape: ModelShape, *, stock: list[bool], names: Mapping[str, str]) -> list[Entry]:
     """Every module of a model; those that a config leaves out (QK-norm, an untied head) are simply not met."""
-    found = [Entry(olmo, ((theirs, None),)) for olmo, theirs in OUTER.items()]
+    table = [Entry(olmo, ((theirs, None),)) for olmo, theirs in OUTER.items()]
     for index, layer in enumerate(shape.layers):
         require_exportable(layer, index)
-        found += layer_entries(layer, index, stock=stock[index], names=names)
-    return found
+        table += layer_entries(layer, index, stock=stock[index], names=names)
+    return table
 
 
 def to_hugging_face(state: Mapping[str, Any], table: list[Entry]) -> dict[str, Any]:

@@ -66,5 +66,4 @@ def read_config(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise InputError(f"not JSON ({error})", where=str(config_path)) from None
     if not isinstance(config, dict):
         raise InputError("holds no object", where=str(config_path))
-    values: dict[str, Any] = {"model": model_section(config, where=str(config_path))}
-    return values, config
+    return {"model": model_section(config, where=str(config_path))}, config

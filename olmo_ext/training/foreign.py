@@ -12,7 +12,7 @@ import torch
 
 from olmo_ext.base.errors import InputError
 from olmo_ext.shapes.layers import ModelShape
-from olmo_ext.training import checkpoint as files
+from olmo_ext.training import checkpoint
 from olmo_ext.training.tensor_state import OptimizerState, Tensors
 from olmo_ext.upstream.parameter_names import clean_name
 
@@ -24,7 +24,7 @@ MEANING = [
 
 
 @dataclass(kw_only=True)
-class Found:
+class CheckpointContent:
     """What a checkpoint gives; `None` where it was not asked for."""
 
     weights: Tensors
@@ -35,7 +35,7 @@ class Found:
 
 def load_foreign(
     load_path: str, *, model: Mapping[str, Any], shape: ModelShape, with_optimizer: bool, with_position: bool
-) -> Found:
+) -> CheckpointContent:
     """Read the parts that are asked for.
 
     :param model: the `model` section of the run that starts, with its shape.
@@ -50,7 +50,7 @@ def load_foreign(
     path = Path(load_path)
     if path.name == "latest":
         path = path.resolve()
-    if (path / files.MARKER).is_file():
+    if (path / checkpoint.MARKER).is_file():
         return _ours(path, with_optimizer=with_optimizer, with_position=with_position)
     if (path / "model.pt").is_file():
         return _olmo_unsharded(path, with_optimizer=with_optimizer, with_position=with_position)
@@ -63,14 +63,14 @@ def load_foreign(
     )
 
 
-def _ours(path: Path, *, with_optimizer: bool, with_position: bool) -> Found:
-    files.require_complete(path)
-    if (with_optimizer or with_position) and "tokens" not in files.read_train_state(path):
+def _ours(path: Path, *, with_optimizer: bool, with_position: bool) -> CheckpointContent:
+    checkpoint.require_complete(path)
+    if (with_optimizer or with_position) and "tokens" not in checkpoint.read_train_state(path):
         raise _weights_only("an imported model's checkpoint", f"load_path {path}")
-    return Found(
-        weights=files.load_model_state(path),
-        moments=files.load_optimizer_state(path) if with_optimizer else None,
-        state=files.read_train_state(path) if with_position else None,
+    return CheckpointContent(
+        weights=checkpoint.load_model_state(path),
+        moments=checkpoint.load_optimizer_state(path) if with_optimizer else None,
+        state=checkpoint.read_train_state(path) if with_position else None,
     )
 
 
@@ -96,7 +96,7 @@ def _load_plain(path: Path) -> dict[Any, Any]:
     return content
 
 
-def _olmo_unsharded(path: Path, *, with_optimizer: bool, with_position: bool) -> Found:
+def _olmo_unsharded(path: Path, *, with_optimizer: bool, with_position: bool) -> CheckpointContent:
     if with_position:
         # train.pt holds paths and pickled random state; torch refuses it as data, and we do not run it.
         raise InputError(
@@ -109,7 +109,7 @@ def _olmo_unsharded(path: Path, *, with_optimizer: bool, with_position: bool) ->
         if not isinstance(tensor, torch.Tensor):
             raise InputError(f"{name} is no tensor", where=str(path / "model.pt"), right="a model's state alone")
     moments = _olmo_moments(_load_plain(path / "optim.pt"), path) if with_optimizer else None
-    return Found(weights=weights, moments=moments)
+    return CheckpointContent(weights=weights, moments=moments)
 
 
 def _olmo_moments(content: Mapping[str, Any], path: Path) -> OptimizerState:
@@ -119,7 +119,7 @@ def _olmo_moments(content: Mapping[str, Any], path: Path) -> OptimizerState:
     """
     where, right = str(path / "optim.pt"), "reset_optimizer_state: true"
     names: dict[Any, str] = {}
-    found: OptimizerState = {}
+    moments: OptimizerState = {}
     try:
         for group in content["param_groups"]:
             names.update(zip(group["params"], group.get("param_names", group["params"]), strict=True))
@@ -127,18 +127,18 @@ def _olmo_moments(content: Mapping[str, Any], path: Path) -> OptimizerState:
             name = names.get(key, key)
             if not isinstance(name, str):
                 raise InputError(f"no name for parameter {key}", where=where, right=right)
-            found[clean_name(name)] = {
+            moments[clean_name(name)] = {
                 kind: value if isinstance(value, torch.Tensor) else torch.tensor(float(value))
                 for kind, value in own.items()
             }
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"no optimizer's state ({type(error).__name__}: {error})", where=where, right=right) from None
-    return found
+    return moments
 
 
 def _hugging_face(
     path: Path, model: Mapping[str, Any], shape: ModelShape, *, with_optimizer: bool, with_position: bool
-) -> Found:
+) -> CheckpointContent:
     from olmo_ext.config.run_config import differing_keys, load_run_config
     from olmo_ext.hf.names import to_olmo
     from olmo_ext.hf.reading import name_table, read_config, read_weights
@@ -159,4 +159,4 @@ def _hugging_face(
     if shape.weight_tying:
         tensors.pop("lm_head.weight", None)
     table = name_table(model, shape, config["model_type"])
-    return Found(weights=to_olmo(tensors, table, where=where))
+    return CheckpointContent(weights=to_olmo(tensors, table, where=where))

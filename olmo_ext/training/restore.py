@@ -14,7 +14,7 @@ from olmo.torch_util import seed_all
 from olmo_ext.base.errors import InputError
 from olmo_ext.config.run_config import RunConfig
 from olmo_ext.data.loader import compare_fingerprints
-from olmo_ext.training import checkpoint as files
+from olmo_ext.training import checkpoint
 from olmo_ext.training.distributed import Ranks, agree
 from olmo_ext.training.tensor_state import (
     OptimizerState,
@@ -27,7 +27,7 @@ from olmo_ext.training.tensor_state import (
 from olmo_ext.upstream.trainer import RunTrainer
 
 
-def own_checkpoint(store: files.CheckpointStore, data: Mapping[str, Any], ranks: Ranks) -> Path | None:
+def own_checkpoint(store: checkpoint.CheckpointStore, data: Mapping[str, Any], ranks: Ranks) -> Path | None:
     """The newest complete checkpoint of a run, made from the same data.
 
     :param data: the fingerprint of the data that is there now.
@@ -41,7 +41,7 @@ def own_checkpoint(store: files.CheckpointStore, data: Mapping[str, Any], ranks:
     own = agree(own, ranks)
     if own is None:
         return None
-    state = files.read_train_state(own)
+    state = checkpoint.read_train_state(own)
     if "data" not in state:
         raise InputError(
             "an imported model, whose checkpoint holds weights only",
@@ -77,9 +77,9 @@ class Restorer:
 
     def from_own(self, path: Path) -> dict[str, Any]:
         """Continue the run from its own checkpoint; returns its train_state."""
-        state = files.read_train_state(path)
-        self._load_weights(files.load_model_state(path), str(path))
-        self._load_moments(files.load_optimizer_state(path), str(path))
+        state = checkpoint.read_train_state(path)
+        self._load_weights(checkpoint.load_model_state(path), str(path))
+        self._load_moments(checkpoint.load_optimizer_state(path), str(path))
         self._set_position(state)
         trainer = self.trainer
         trainer.seconds = state["seconds"]
@@ -103,21 +103,21 @@ class Restorer:
         trainer = self.trainer
         where = f"load_path {load_path}"
         new_optimizer, new_position = self.values["reset_optimizer_state"], self.values["reset_trainer_state"]
-        found = load_foreign(
+        content = load_foreign(
             load_path,
             model=self.values["model"],
             shape=self.config.shape,
             with_optimizer=not new_optimizer,
             with_position=not new_position,
         )
-        self._load_weights(found.weights, where)
+        self._load_weights(content.weights, where)
         if not new_optimizer:
-            assert found.moments is not None
-            self._load_moments(found.moments, where)
+            assert content.moments is not None
+            self._load_moments(content.moments, where)
         trainer.epoch = self.values["epoch"] or 0
         if not new_position and self.values["restore_dataloader"]:
-            assert found.state is not None
-            self._set_position(found.state)
+            assert content.state is not None
+            self._set_position(content.state)
             if self.values["epoch"] not in (None, trainer.epoch):
                 trainer.epoch, trainer.global_train_examples_seen_this_epoch = self.values["epoch"], 0
             self._place_clipping()
@@ -222,7 +222,7 @@ class Restorer:
         from safetensors.torch import load_file
 
         same = state["world_size"] == self.ranks.world_size
-        if same and restore_random_state(load_file(path / files.RNG), self.ranks.rank):
+        if same and restore_random_state(load_file(path / checkpoint.RNG), self.ranks.rank):
             return
         # Other ranks than before: a stream of their own that depends on seed, step and rank alone.
         seed_all(random.Random(f"{self.values['seed']}/{state['step']}/{self.ranks.rank}").randrange(2**32))

@@ -24,7 +24,7 @@ import torch
 
 from olmo_ext.base.errors import WorkError
 from olmo_ext.base.files import sync_file
-from olmo_ext.training import checkpoint as files
+from olmo_ext.training import checkpoint
 from olmo_ext.training.distributed import Ranks, agree
 from olmo_ext.training.tensor_state import gather, gather_random_state
 from olmo_ext.upstream.trainer import RunTrainer
@@ -52,7 +52,7 @@ class Saver:
 
     def __init__(
         self,
-        store: files.CheckpointStore,
+        store: checkpoint.CheckpointStore,
         *,
         values: Mapping[str, Any],
         config_text: str,
@@ -93,7 +93,7 @@ class Saver:
         if len(intervals) == 2:
             many -= (steps - 1) // math.lcm(*intervals)
         kept = max(1, many if keep < 0 else min(keep, many))
-        return files.check_space(self.store.path, size=self._checkpoint_bytes, kept=kept)
+        return checkpoint.check_space(self.store.path, size=self._checkpoint_bytes, kept=kept)
 
     def expected_seconds(self) -> float:
         """How long the next save will take."""
@@ -114,15 +114,17 @@ class Saver:
         random_state = gather_random_state()
         background = writes_in_background(self.ranks.device)
         if self.ranks.is_first:
-            snapshot = files.Snapshot(
+            snapshot = checkpoint.Snapshot(
                 step=trainer.global_step,
                 tensors={
-                    files.MODEL: weights,
-                    files.OPTIMIZER: {f"{key}/{name}": t for name, own in moments.items() for key, t in own.items()},
-                    files.RNG: random_state,
+                    checkpoint.MODEL: weights,
+                    checkpoint.OPTIMIZER: {
+                        f"{key}/{name}": t for name, own in moments.items() for key, t in own.items()
+                    },
+                    checkpoint.RNG: random_state,
                 },
-                texts={files.TRAIN_STATE: json.dumps(self._train_state(trainer), indent=1)}
-                | {files.CONFIG: self._config_text},
+                texts={checkpoint.TRAIN_STATE: json.dumps(self._train_state(trainer), indent=1)}
+                | {checkpoint.CONFIG: self._config_text},
             )
             stop_step = trainer.stop_step
             if background:
@@ -138,7 +140,7 @@ class Saver:
             self.wait()
         log.info("step %d: the save held the ranks for %.2f s", trainer.global_step, time.monotonic() - began)
 
-    def _write(self, snapshot: files.Snapshot, stop_step: int, began: float) -> None:
+    def _write(self, snapshot: checkpoint.Snapshot, stop_step: int, began: float) -> None:
         try:
             # First: a restart from this checkpoint writes no row of an earlier step again.
             sync_file(self._rows)
@@ -180,7 +182,7 @@ class Saver:
 
     def _train_state(self, trainer: RunTrainer) -> dict[str, Any]:
         return {
-            "format": files.FORMAT,
+            "format": checkpoint.FORMAT,
             "step": trainer.global_step,
             "epoch": trainer.epoch or 0,
             "examples_seen_this_epoch": trainer.global_train_examples_seen_this_epoch,
@@ -196,6 +198,6 @@ class Saver:
         }
 
 
-def _copied(snapshot: files.Snapshot) -> files.Snapshot:
+def _copied(snapshot: checkpoint.Snapshot) -> checkpoint.Snapshot:
     tensors = {file: {name: t.clone() for name, t in own.items()} for file, own in snapshot.tensors.items()}
-    return files.Snapshot(step=snapshot.step, tensors=tensors, texts=snapshot.texts)
+    return checkpoint.Snapshot(step=snapshot.step, tensors=tensors, texts=snapshot.texts)

@@ -17,7 +17,7 @@ from olmo_ext.base.sweep_directory import SweepDirectory
 from olmo_ext.config.run_config import RunConfig
 from olmo_ext.config.run_length import batch_per_rank, run_length, schedule_warnings
 from olmo_ext.data.loader import data_fingerprint, evaluation_fingerprints
-from olmo_ext.training import checkpoint as files
+from olmo_ext.training import checkpoint
 from olmo_ext.training import reporting as lines
 from olmo_ext.training.building import build_trainer, effective_config
 from olmo_ext.training.distributed import Ranks, agree, any_rank, failure_of_another_rank
@@ -57,7 +57,7 @@ class Session:
         self.directory, self.stop, self.ranks = directory, stop, ranks
         self.progress = progress
         self.state = RunState()
-        self.store = files.CheckpointStore(directory.checkpoints, report=self.say)
+        self.store = checkpoint.CheckpointStore(directory.checkpoints, report=self.say)
         self.reporter: lines.Reporter | None = None
         self.wandb_run: Any = wandb_run.NullRun()
         self.final_reason: str | None = None
@@ -120,7 +120,7 @@ class Session:
             self.store,
             values=values,
             config_text=self.config.dump(),
-            checkpoint_bytes=files.estimated_bytes(values, self.config.shape),
+            checkpoint_bytes=checkpoint.estimated_bytes(values, self.config.shape),
             rows=self.directory.metrics_path,
             ranks=ranks,
             extra={"data": data, "attempt": self.state.attempt, "run_name": values["run_name"]},
@@ -218,7 +218,7 @@ class Session:
                 " lie beyond the run"
             )
         last = self.store.folder(trainer.global_step)
-        if self.ranks.is_first and (missing := files.incomplete_because(last, verify=False)):
+        if self.ranks.is_first and (missing := checkpoint.incomplete_because(last, verify=False)):
             raise WorkError(f"no checkpoint of the last step {trainer.global_step}: {missing}")
         if self._evaluation_is_due():
             # A signal in the last step: upstream's loop left without its evaluation.

@@ -40,7 +40,7 @@ def reference(attention, x, theta=10_000.0):
     mixed = torch.cat(heads, dim=-1)
     if hasattr(attention, "gate_proj"):
         gate = torch.sigmoid(x @ attention.gate_proj.weight.double().T)
-        mixed = mixed * (gate.repeat_interleave(dim, dim=-1) if attention.headwise else gate)
+        mixed = mixed * (gate.repeat_interleave(dim, dim=-1) if spec.options.get("gate") == "headwise" else gate)
     return mixed @ attention.attn_out.weight.double().T
 
 

@@ -173,12 +173,12 @@ def test_cost_per_token_does_not_depend_on_the_length(tiny):
     assert flops[0] == flops[1] == flops[2]
 
 
-def naive_window(module, h, persistent, window):
+def naive_window(mixer, h, persistent, window):
     """Every query against every key in sight, one by one, fp64."""
-    spec = module.spec
-    q, k, v = module.project(h)
-    q, k = module.rotary_emb(q, k)
-    _, extra_k, extra_v = module.project(persistent[None])
+    spec, module = mixer.spec, mixer.window
+    q, k, v = module.by_head(*module.qkv(h))
+    q, k = mixer.rotary_emb(q, k)
+    _, extra_k, extra_v = module.by_head(*module.qkv(persistent[None]))
     outputs = torch.zeros(*q.shape, dtype=torch.float64)
     for head in range(spec.n_heads):
         shared = head * spec.n_kv_heads // spec.n_heads
@@ -193,20 +193,22 @@ def naive_window(module, h, persistent, window):
 
 @pytest.mark.parametrize("length", [1, 5, 6, 7, 12, 23])
 def test_the_windows_blocks_equal_attention_over_the_last_tokens_and_the_persistent_ones(length, built):
-    module = built(attention=FORMS["mag"], ffn=HOURGLASS).transformer.blocks[0].attention.window
+    mixer = built(attention=FORMS["mag"], ffn=HOURGLASS).transformer.blocks[0].attention
     h, persistent = torch.randn(2, length, 32), torch.randn(2, 32)
     with torch.no_grad():
-        found, _ = module(h, None, None, persistent, start=0)
-        torch.testing.assert_close(found.double(), naive_window(module, h, persistent, 6), rtol=1e-5, atol=1e-6)
+        angles = mixer.angles(None, start=0, end=length, device=h.device)
+        attended, _ = mixer.window(h, angles=angles, persistent=persistent)
+        torch.testing.assert_close(attended.double(), naive_window(mixer, h, persistent, 6), rtol=1e-5, atol=1e-6)
 
 
 def test_a_window_as_long_as_the_sequence_is_softmax_attention(built):
     softmax = built(ffn=HOURGLASS).transformer.blocks[0].attention
     attention = {"type": "titans", "form": "mag", "window": 16, "chunk_size": 4}
-    window = built(ffn=HOURGLASS, attention=attention).transformer.blocks[0].attention.window
-    window.load_state_dict(softmax.state_dict(), strict=False)
+    mixer = built(ffn=HOURGLASS, attention=attention).transformer.blocks[0].attention
+    mixer.window.load_state_dict(softmax.state_dict(), strict=False)
     h = torch.randn(2, 16, 32)
-    torch.testing.assert_close(softmax.attn_out(window(h, None, None, None, start=0)[0]), softmax(h)[0])
+    attended, _ = mixer.window(h, angles=mixer.angles(None, start=0, end=16, device=h.device))
+    torch.testing.assert_close(softmax.attn_out(attended), softmax(h)[0])
 
 
 def test_a_memory_with_step_zero_is_a_fixed_function_of_the_token(built):

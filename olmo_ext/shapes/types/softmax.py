@@ -9,7 +9,7 @@ from olmo_ext.shapes.registry import AttentionType, ExportedModule, Matrix, buil
 
 
 def exported_heads(spec: AttentionSpec, prefix: str = "") -> list[ExportedModule]:
-    """Projections and QK-norm of the class `OlmoExtHeads`."""
+    """Projections and QK-norm of the class `Heads` (`olmo_ext/blocks/heads.py`), in an exported folder."""
     fused = (("q_proj", spec.width), ("k_proj", spec.kv_width), ("v_proj", spec.kv_width))
     return [
         ExportedModule(f"{prefix}att_proj", tuple((prefix + name, rows) for name, rows in fused)),

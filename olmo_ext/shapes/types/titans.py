@@ -116,37 +116,37 @@ class TitansType(AttentionType):
     def remarks(self, spec: AttentionSpec, sequence_length: int) -> list[str]:
         """A memory reads persistent tokens as well, so chunks are cut from both."""
         sizes = sizes_of(spec)
-        found = []
+        remarks = []
         if sizes.window > sequence_length:
-            found.append(
+            remarks.append(
                 f"window {sizes.window} is longer than max_sequence_length {sequence_length}:"
                 " every token attends to all before it"
             )
         if sizes.chunk_size > sequence_length + sizes.persistent_tokens:
-            found.append(
+            remarks.append(
                 f"chunk_size {sizes.chunk_size} is longer than max_sequence_length {sequence_length}:"
                 " a sequence is one chunk, all of whose gradients are taken at the memory's initial weights"
             )
-        return found
+        return remarks
 
     def matrices(self, d_model: int, spec: AttentionSpec) -> list[Matrix]:
         """The memory's initial weights are among them: read once per token, they count as any product."""
         sizes = sizes_of(spec)
         width, hidden = sizes.width, sizes.hidden
-        found = [(3 * width, d_model), (sizes.num_gates, d_model)]
+        matrices = [(3 * width, d_model), (sizes.num_gates, d_model)]
         if sizes.conv_width > 1:
-            found.append((3 * width, sizes.conv_width))
+            matrices.append((3 * width, sizes.conv_width))
         if sizes.depth == 2:
-            found += [(sizes.heads * hidden, sizes.head_dim), (sizes.heads * sizes.head_dim, hidden)]
+            matrices += [(sizes.heads * hidden, sizes.head_dim), (sizes.heads * sizes.head_dim, hidden)]
         else:
-            found.append((sizes.heads * sizes.head_dim, sizes.head_dim))
+            matrices.append((sizes.heads * sizes.head_dim, sizes.head_dim))
         if sizes.output_gate:
-            found.append((width, d_model))
+            matrices.append((width, d_model))
         if sizes.has_attention:
-            found.append((spec.width + 2 * spec.kv_width, d_model))
+            matrices.append((spec.width + 2 * spec.kv_width, d_model))
         if sizes.form == "mal":
-            found.append((d_model, width))
-        return [*found, (d_model, spec.width)]
+            matrices.append((d_model, width))
+        return [*matrices, (d_model, spec.width)]
 
     def bias_parameters(self, d_model: int, spec: AttentionSpec, *, include_bias: bool) -> int:
         """The gates always have a bias, the memory itself never."""
