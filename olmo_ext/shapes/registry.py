@@ -173,7 +173,7 @@ class AttentionType(ABC):
         return (spec.width + 2 * spec.kv_width) + (spec.width + spec.kv_width) + spec.width
 
     def exported_modules(self, spec: AttentionSpec) -> list[ExportedModule] | None:
-        """The mixer's modules by the names of the classes in `olmo_ext/export/hf/`; those that a config leaves out
+        """The mixer's modules by the names of the classes in `olmo_ext/hf/`; those that a config leaves out
         (QK-norm) are simply not met. None where there is no such class: then the type is not exported."""
         return None
 

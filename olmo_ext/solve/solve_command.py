@@ -174,7 +174,7 @@ POSITIVE = click.IntRange(min=1)
     help="Budget: that of this config. Types, their options, activation and K that all its layers share are taken too, "
     "where they are not named here.",
 )
-@click.option("--tolerance", type=TOLERANCE, default=f"{EQUAL_WITHIN:.1%}", show_default=True, help="Deviation allowed.")
+@click.option("--tolerance", type=TOLERANCE, default=f"{EQUAL_WITHIN:.1%}", show_default=True, help="Deviation.")
 @click.option("--layers", type=NUMBERS, help="As 6, 4,6,8, 4..24 or 4..24:2 (default 2..48).")
 @click.option("--d-model", metavar="RANGE", help="As 1376 or 1024..2048:16 (default: multiples up to 8192).")
 @click.option("--d-model-multiple-of", type=POSITIVE, default=64, show_default=True)
