@@ -1,4 +1,4 @@
-# make demo | make test | make test-slurm | make lint | make types | make constraints
+# make install | make demo | make test | make test-slurm | make lint | make types | make constraints
 VENV ?= .venv
 PYTHON ?= python3
 # The CPU build of one version; set TORCH to the build your GPU needs, e.g. TORCH="torch --index-url ..."
@@ -8,9 +8,14 @@ STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 EXTRAS := dev,order,dashboard,figures,hf,tensorboard
 
-.PHONY: install demo demo-smoke test test-slurm lint types constraints
+TESTS := -m "not slurm" -q tests
+IN_PARALLEL := -n 2 --dist worksteal
 
+.PHONY: install demo demo-smoke test test-twice test-slurm lint types constraints
+
+# Every time, and not with the stamp: the scripts change with the package.
 install: $(STAMP)
+	$(BIN)/olmo-ext slurm init
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -34,7 +39,11 @@ demo-smoke: $(STAMP)
 	$(BIN)/olmo-ext demo --smoke --directory build/demo-smoke -o build/demo-smoke/report.html
 
 test: $(DEV_STAMP)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slurm" -q tests
+	$(BIN)/python -m pytest $(IN_PARALLEL) $(TESTS)
+
+# The same tests, and those that failed once more, one after the other: what CI runs.
+test-twice: $(DEV_STAMP)
+	$(BIN)/python scripts/test_twice.py $(TESTS) --first $(IN_PARALLEL)
 
 # Needs Debian's slurm-wlm and munge; starts its own cluster on loopback and stops it.
 test-slurm: $(DEV_STAMP)

@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("olmo_ext.training.train_command:train", "Train one run on this machine."),
     "launch": ("olmo_ext.launch.launch_command:launch", "Run a sweep, locally or on Slurm."),
     "status": ("olmo_ext.launch.launch_command:status", "What each run of a sweep is doing."),
+    "slurm": ("olmo_ext.launch.slurm_init:slurm", "Write the Slurm scripts into your folder."),
     "cancel": ("olmo_ext.launch.launch_command:cancel", "Stop the runs of a sweep."),
     "compare": (
         "olmo_ext.compare.compare_command:compare",

@@ -21,6 +21,7 @@ from olmo_ext.config.schema import OUR_KEYS
 from olmo_ext.config.sweep import SWEEP_WORDS, load_sweep
 from olmo_ext.data.sources import load_source
 from olmo_ext.evals.built_in import Lambada, Perplexity
+from olmo_ext.launch.slurm_site import NODES_FILE, packaged_names
 from olmo_ext.shapes.registry import ATTENTION_TYPES, FFN_TYPES
 
 ROOT = Path(__file__).parent.parent
@@ -52,10 +53,10 @@ def smoke(command: str, scratch: Path) -> str:
 
 @pytest.fixture(scope="module")
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a reader's checkout looks like: configs, scripts, slurm, and the files that the README writes."""
+    """What a reader's checkout looks like: configs, scripts, and the files that the README writes."""
     folder = tmp_path_factory.mktemp("reader")
-    for name in ("configs", "examples", "scripts", "slurm"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("site.env", "__pycache__"))
+    for name in ("configs", "examples", "scripts"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "README.md", folder)
     for kind, text in BLOCKS:
         if kind in ("yaml", "python") and (match := re.match(r"# (\S+)\n", text)):
@@ -133,11 +134,16 @@ def test_what_needs_a_cluster_is_submitted_by_the_slurm_tests() -> None:
     submitted = "".join(path.read_text() for path in (ROOT / "tests" / "slurm").glob("*.py"))
     for command in COMMANDS:
         if command.startswith("sbatch"):
-            script = ROOT / next(word for word in command.split() if word.endswith(".sbatch"))
-            assert script.is_file() and f'"{script.stem}"' in submitted and "slurm/{node}.sbatch" in submitted
+            script = Path(next(word for word in command.split() if word.endswith(".sbatch")))
+            assert (
+                script.name in packaged_names()
+                and f'"{script.stem}"' in submitted
+                and "slurm/{node}.sbatch" in submitted
+            )
 
 
 def test_every_file_the_readme_and_the_guide_name_is_there() -> None:
     text = README + (ROOT / "CONTRIBUTING.md").read_text()
     for name in set(re.findall(r"\b(?:configs|scripts|slurm|examples|olmo_ext|tests)/[\w./-]+\w", text)):
-        assert (ROOT / name).exists() or name == "slurm/site.env", name
+        generated = {f"slurm/{file}" for file in ("site.env", NODES_FILE, *packaged_names())}
+        assert (ROOT / name).exists() or name in generated, name

@@ -1,6 +1,6 @@
-"""How a config is fitted to a node type. Nothing here changes what a run computes, only how.
+"""Fit a config to a node type: settings that change how a run computes, and not what.
 
-The rule, in this order:
+They are chosen in this order:
 
 1. precision amp_bf16 (both node types have bf16 tensor cores).
 2. PyTorch's own attention (SDPA, which picks its flash kernel on both): the flash-attn package is not needed on Ada and
@@ -12,8 +12,8 @@ The rule, in this order:
    only where not even that is enough.
 6. The largest micro-batch that divides a GPU's share of the global batch and fits into 92 % of its memory.
 
-A key that the launched file itself or the command line sets stays as it is set; files reached through `extends` do not
-win over the rule.
+A key that the launched file itself or the command line sets is kept. A key that a file reached through `extends` sets
+is not.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Placement:
 
 
 def node_settings(config: RunConfig, placement: Placement) -> Mapping[str, Any]:
-    """Dotted keys and values by the rule above.
+    """The settings as dotted keys and values.
 
     :raises InputError: if the batch does not divide, or nothing makes the model fit.
     """

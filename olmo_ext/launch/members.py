@@ -1,4 +1,4 @@
-"""Which runs of a sweep are missing, and making their folders ready."""
+"""The members of a sweep: its runs with their folders, which of them are done or queued, and the files of a new one."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def _refuse_another_config(run: SweepRun, directory: RunDirectory) -> None:
 
 
 def prepare(sweep: Sweep, runs_directory: Path, members: list[Member]) -> None:
-    """Write `sweep.json` and the config of every run that is not finished; a run that waits is `pending`.
+    """Write `sweep.json`, and config and state of every run that is not finished.
 
-    So is one that was done at another `stop_at` or `stop_after`: with the new config beside it `done` would be a lie.
+    A run that was done at another `stop_at` or `stop_after` becomes `pending`: it is not done by its new config.
     """
     write_sweep_json(sweep, runs_directory / sweep.name)
     for member in members:

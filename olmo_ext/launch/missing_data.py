@@ -1,4 +1,4 @@
-"""The `data fetch` that a sweep needs before its runs."""
+"""The `olmo-ext data fetch` command that brings the data that the runs of a sweep miss."""
 
 from __future__ import annotations
 

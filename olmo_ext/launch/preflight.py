@@ -1,4 +1,4 @@
-"""What can be known before anything starts: batch, schedule, data, disk, memory, names. Seconds, and no torch."""
+"""Checks before anything starts: batch, schedule, data, disk, memory, names. They take seconds and no torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from olmo_ext.launch.fit_to_node import Placement, describe, estimate
 
 @dataclass(kw_only=True)
 class Findings:
-    """What preflight has to say."""
+    """What the checks have found."""
 
     errors: list[str] = field(default_factory=list)
     """What would make a run fail."""

@@ -1,4 +1,4 @@
-"""Where a run stands, from the tail of its files. No torch, and cheap enough to ask every second."""
+"""The progress of a run, read from the ends of its files: no torch, and cheap enough to ask every second."""
 
 from __future__ import annotations
 
@@ -91,8 +91,10 @@ def newest_log(directory: RunDirectory) -> Path | None:
 
 
 def failure_lines(directory: RunDirectory, count: int = 5) -> Sequence[str]:
-    """The last lines of the newest log, for a run that failed, without torchrun's own report of it and without the
-    reason that `state.json` has: who shows these lines shows it too."""
+    """The last lines of a failed run's newest log.
+
+    Left out are torchrun's own report and the reason that `state.json` has, which the callers show beside these lines.
+    """
     log = newest_log(directory)
     if log is None:
         return []

@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import shlex
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +23,7 @@ from olmo_ext.launch.local import sweep_lock
 from olmo_ext.launch.members import Member, busy_runs, members_of, prepare
 from olmo_ext.launch.preflight import Findings, preflight
 from olmo_ext.launch.slurm_command import Submission, sbatch_command, sbatch_runs, shell_line, time_option
+from olmo_ext.launch.slurm_init import older_copies
 from olmo_ext.launch.slurm_job import record
 from olmo_ext.launch.slurm_limits import Limits, check_partition, limit_of, objection_to, read_limits
 from olmo_ext.launch.slurm_queue import (
@@ -36,15 +35,14 @@ from olmo_ext.launch.slurm_queue import (
     submit,
     waiting_comparisons,
 )
-from olmo_ext.launch.slurm_site import SHARED_FILES, Site, read_site, slurm_file
+from olmo_ext.launch.slurm_site import NODES_FILE, SHARED_FILES, Site, job_environment, read_site, slurm_file
 
 LAUNCH_FOLDER = ".launch"
-STANDARD_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmRequest:
-    """What the command line asks for."""
+    """The options of `launch --on NODE_TYPE`."""
 
     node_type: str
     num_nodes: int = 1
@@ -58,7 +56,7 @@ class SlurmRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class _Launch:
-    """A request with everything that was found out about it."""
+    """A request, with the runs, site settings and limits that it was found to concern."""
 
     sweep: Sweep
     sweep_directory: Path
@@ -74,6 +72,10 @@ class _Launch:
 
     lacks_comparison: bool
     """Whether runs are to be queued, or some are and no comparison waits for them."""
+
+    def files(self) -> tuple[str, ...]:
+        """The Slurm files that its jobs need."""
+        return (f"{self.request.node_type}.sbatch", *SHARED_FILES)
 
     def folders(self) -> list[tuple[Path, list[Member]]]:
         """The launch folder and the runs of each array: one array, or as many as the array limit makes of it."""
@@ -138,31 +140,24 @@ class _Launch:
         )
 
 
-def _environment_file() -> str:
-    """What a job with an empty environment needs to find Slurm's tools and this Python."""
-    folders = [os.path.dirname(path) for tool in ("srun", "scontrol", "squeue") if (path := shutil.which(tool))]
-    path = ":".join(dict.fromkeys([*folders, *STANDARD_PATH.split(":")]))
-    lines = {"PATH": path, "OLMO_EXT_PYTHON": sys.executable}
-    if "SLURM_CONF" in os.environ:
-        lines["SLURM_CONF"] = os.environ["SLURM_CONF"]
-    return "".join(f"{name}={shlex.quote(value)}\n" for name, value in lines.items())
-
-
 def _write_launch_folder(launch: _Launch, folder: Path, chunk: Sequence[Member], code: Path) -> None:
     """Freeze the job's files beside the code: a requeued element reads them again."""
     folder.mkdir(parents=True)
-    for name in (f"{launch.request.node_type}.sbatch", *SHARED_FILES):
+    for name in launch.files():
         shutil.copyfile(slurm_file(name), folder / name)
     if launch.site.path is not None:
         shutil.copyfile(launch.site.path, folder / "site.env")
-    (folder / "environment.sh").write_text(_environment_file())
-    plan = {"runs": [member.run.name for member in chunk], "world_size": launch.placement.world_size}
-    write_atomically(folder / "runs.json", json.dumps(plan, indent=1, ensure_ascii=False) + "\n")
+    (folder / "environment.sh").write_text(job_environment())
+    launched = {"runs": [member.run.name for member in chunk], "world_size": launch.placement.world_size}
+    write_atomically(folder / "runs.json", json.dumps(launched, indent=1, ensure_ascii=False) + "\n")
     link_code(folder, code)
 
 
 def _refuse_changed(members: Sequence[Member], busy: dict[str, str]) -> None:
-    """A queued run keeps the config it was queued with; another one in the YAML is a misunderstanding."""
+    """Refuse a config that a run in the queue would not take: it keeps the one that it was queued with.
+
+    :raises InputError: naming the first key that differs.
+    """
     for member in members:
         if member.run.name not in busy or not member.directory.exists():
             continue
@@ -300,6 +295,11 @@ def _tell(launch: _Launch, members: Sequence[Member], findings: Findings, *, que
         click.echo(text)
     for text in findings.warnings:
         click.echo(f"warning: {text}", err=True)
+    if older := older_copies((*launch.files(), NODES_FILE)):
+        names = ", ".join(map(str, older))
+        click.echo(
+            f"note: {names}: unchanged since an older olmo-ext, used as is; `olmo-ext slurm init` renews", err=True
+        )
     if launch.site.path is None:
         click.echo("note: no slurm/site.env: partition and account are the cluster's defaults", err=True)
     if launch.site.unused:

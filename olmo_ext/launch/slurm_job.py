@@ -134,11 +134,11 @@ def _fail(directory: RunDirectory, reason: str) -> None:
 
 def _launched_run(folder: Path, environment: Mapping[str, str]) -> tuple[RunDirectory, Path, int]:
     """The run of this array element, its frozen code and the world size that was planned."""
-    plan = json.loads((folder / "runs.json").read_text())
+    launched = json.loads((folder / "runs.json").read_text())
     index = int(environment.get("SLURM_ARRAY_TASK_ID", "0"))
-    if index >= len(plan["runs"]):
-        raise InputError(f"element {index} of {len(plan['runs'])} runs", where=str(folder / "runs.json"))
-    return RunDirectory(folder.parent.parent / plan["runs"][index]), folder / "code", plan["world_size"]
+    if index >= len(launched["runs"]):
+        raise InputError(f"element {index} of {len(launched['runs'])} runs", where=str(folder / "runs.json"))
+    return RunDirectory(folder.parent.parent / launched["runs"][index]), folder / "code", launched["world_size"]
 
 
 def _run_by_hand(arguments: Sequence[str], environment: Mapping[str, str], gpus: int) -> tuple[RunDirectory, Path]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.resources
+import os
 import re
 import shlex
+import shutil
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,12 +15,25 @@ from olmo_ext.base.errors import InputError
 
 USER_FOLDER = Path("slurm")
 SITE_FILE = "site.env"
+NODES_FILE = "nodes.yaml"
+STANDARD_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 SHARED_FILES = ("job.sh", "command.sbatch")
 OPTION_NAMES = ("account", "qos", "partition", "reservation", "constraint")
 """sbatch's options that have a line of their own, `SBATCH_<NAME>`."""
 
 READ_NAMES = (*(f"SBATCH_{name.upper()}" for name in OPTION_NAMES), "SBATCH_OPTIONS", "GPU_TYPE")
 """What `launch` reads, each also as `NAME_<NODE TYPE>`."""
+
+
+def packaged_names() -> list[str]:
+    """The Slurm files of the package, without `nodes.yaml`."""
+    return sorted(path.name for path in (importlib.resources.files("olmo_ext.resources") / "slurm").iterdir())
+
+
+def packaged_file(name: str) -> Path:
+    """The package's file of this name, which may not exist; the original of the user's `slurm/<name>`."""
+    folder = importlib.resources.files("olmo_ext.resources")
+    return Path(str(folder / name if name == NODES_FILE else folder / "slurm" / name))
 
 
 def slurm_file(name: str, *, folder: Path | None = None) -> Path:
@@ -28,12 +44,10 @@ def slurm_file(name: str, *, folder: Path | None = None) -> Path:
     own = (USER_FOLDER if folder is None else folder) / name
     if own.is_file():
         return own
-    packaged = Path(str(importlib.resources.files("olmo_ext.resources") / "slurm" / name))
-    if packaged.is_file():
+    if (packaged := packaged_file(name)).is_file():
         return packaged
-    raise InputError(
-        f"no {own}", right=f"copy slurm/b200.sbatch to {own} and adapt it, or name a node type that has one"
-    )
+    right = f"`olmo-ext slurm init`, copy {own.with_name('b200.sbatch')} to {own} and adapt it"
+    raise InputError(f"no {own}", right=f"{right}, or name a node type that has one")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,3 +106,13 @@ def read_site(path: Path | None = None) -> Site:
             )
         values[match[1]] = words[0] if words else ""
     return Site(path=path, values=values, unused=tuple(unused))
+
+
+def job_environment() -> str:
+    """Lines `NAME=value` by which a job that inherits no environment finds Slurm's tools and this Python."""
+    folders = [os.path.dirname(path) for tool in ("srun", "scontrol", "squeue") if (path := shutil.which(tool))]
+    path = ":".join(dict.fromkeys([*folders, *STANDARD_PATH.split(":")]))
+    lines = {"PATH": path, "OLMO_EXT_PYTHON": sys.executable}
+    if "SLURM_CONF" in os.environ:
+        lines["SLURM_CONF"] = os.environ["SLURM_CONF"]
+    return "".join(f"{name}={shlex.quote(value)}\n" for name, value in lines.items())

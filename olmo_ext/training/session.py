@@ -336,7 +336,7 @@ class Session:
         return self.final_reason or self.stop.reason
 
     def _seconds_ahead(self, step: int) -> float:
-        """What comes before this rank can stop again: a step, and the evaluation of this one if it is due."""
+        """Time until this rank can next stop: one step, and first the evaluation after `step` if it is due."""
         evaluates = step % self.trainer.cfg.eval_interval == 0
         return self.step_seconds + (self.evaluation_seconds if evaluates else 0.0)
 

@@ -24,7 +24,9 @@ LENGTH_KEYS = ("max_duration", "stop_at", "stop_after")
 
 
 def check_environment() -> None:
-    """Refuse what a launcher set up by halves: OLMo takes every rank for local rank 0 without LOCAL_WORLD_SIZE.
+    """Refuse an environment that has some of the variables of several ranks, but not all.
+
+    Without LOCAL_WORLD_SIZE, for one, OLMo takes every rank for local rank 0.
 
     :raises InputError: naming the variable that is missing.
     """

@@ -13,6 +13,8 @@ import pytest
 
 from olmo_ext.base.files import append_line, folder_aside, link_atomically, put_in_place, write_atomically
 
+pytestmark = pytest.mark.once
+
 WRITER = """
 import sys
 from olmo_ext.base.files import write_atomically

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import yaml
 
 from olmo_ext.base.errors import InputError
 from olmo_ext.base.nodes import load_hardware, peak_flops_of_device
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_two_node_types_have_the_datasheets_figures():
@@ -22,10 +18,6 @@ def test_the_two_node_types_have_the_datasheets_figures():
     for gpu in hardware.gpus.values():
         assert "datasheet" in gpu.source
         assert gpu.peak_fp8 is None or 1.9 < gpu.peak_fp8 / gpu.peak_bf16 < 2.1
-
-
-def test_the_checkouts_copy_equals_the_packages():
-    assert (ROOT / "slurm/nodes.yaml").read_text() == (ROOT / "olmo_ext/resources/nodes.yaml").read_text()
 
 
 def test_a_device_is_found_by_its_name_and_a_slice_of_one_is_not():

@@ -321,6 +321,7 @@ def test_a_folder_that_is_no_corpus_is_not_touched(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.tex"]
 
 
+@pytest.mark.once
 def test_a_killed_build_leaves_no_corpus_and_its_rest_is_cleared(tmp_path: Path) -> None:
     write_documents(tmp_path / "in")
     gone = subprocess.Popen([sys.executable, "-c", ""])

@@ -30,6 +30,8 @@ from olmo_ext.data.survey import SourceManifest, survey, survey_to
 from tests.data.http_server import FileServer
 from tests.data.synthetic import LENGTH, write_source
 
+pytestmark = pytest.mark.once
+
 BYTES = LENGTH * 4
 COUNT, SHARD = 2500, 600
 

@@ -115,6 +115,7 @@ def test_every_rank_reads_what_upstream_gives_it(
         assert len(ours) == 101 // 8
 
 
+@pytest.mark.once
 def test_steps_are_the_same_for_any_world_size_in_the_second_epoch_after_a_restart(
     token_files: Files, tmp_path: Path
 ) -> None:
@@ -130,6 +131,7 @@ def test_steps_are_the_same_for_any_world_size_in_the_second_epoch_after_a_resta
         assert global_steps(values, tmp_path, world_size, epoch=1, start_index=32) == straight[4:]
 
 
+@pytest.mark.once
 def test_persistent_workers_follow_the_epoch_and_forget_the_restart(token_files: Files, tmp_path: Path) -> None:
     """Upstream's workers keep the start index that they were started with."""
     values = make_values(token_files(16 * 40), num_workers=2, persistent_workers=True, max_duration=10)
@@ -151,6 +153,7 @@ def test_olmos_trainer_accepts_the_data_set(token_files: Files, tmp_path: Path) 
     assert dataset.total_size == 96 and dataset.start_index == 0 and dataset.epoch == 0
 
 
+@pytest.mark.once
 def test_a_large_order_is_made_once_and_found_by_a_restart(
     token_files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,6 +81,7 @@ def ids(values: dict[str, Any], tmp_path: Path, **state: int) -> list[int]:
     return [index for batch in loader for index in batch["index"].tolist()]
 
 
+@pytest.mark.once
 def test_the_subset_is_read_in_order_and_restarts_anywhere_without_files(subset: Path, tmp_path: Path) -> None:
     assert ids(values_for(subset), tmp_path) == list(range(COUNT))
     assert ids(values_for(subset), tmp_path, start_index=770) == list(range(770, COUNT))

@@ -13,7 +13,10 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.once
+
 REPOSITORY = Path(__file__).parents[2]
+SCRIPTS = REPOSITORY / "olmo_ext" / "resources" / "slurm"
 
 FAKES = {
     # Is "saving" from its start until the test lets it go, whatever signals come.
@@ -60,7 +63,7 @@ class Shell:
         launched = folder / "launched"
         (launched / "code" / "olmo_ext").mkdir(parents=True)
         for name in (script, "job.sh"):
-            shutil.copy(REPOSITORY / "slurm" / name, launched)
+            shutil.copy(SCRIPTS / name, launched)
         for name, text in FAKES.items():
             (folder / name).write_text(text)
             (folder / name).chmod(0o755)

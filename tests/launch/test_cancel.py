@@ -15,6 +15,8 @@ from olmo_ext.launch.cancel import cancel_runs
 from olmo_ext.launch.launch_command import cancel as cancel_command
 from olmo_ext.launch.local import launcher_of, sweep_lock
 
+pytestmark = pytest.mark.once
+
 SLURM = {
     "squeue": """#!/bin/bash
 [ ! -e "$FAKE/no-answer" ] || exit 1

@@ -18,6 +18,8 @@ from olmo_ext.base.run_directory import RunDirectory
 from olmo_ext.launch.local import worker_environment
 from tests.launch.conftest import CONFIG
 
+pytestmark = pytest.mark.once
+
 Launch = Callable[..., subprocess.Popen]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 import subprocess
 import sys
@@ -35,3 +36,15 @@ def test_a_damaged_description_of_a_sweep_is_one_line(tmp_path: Path, text: str)
     assert done.returncode == 2 and not (tmp_path / "copy").exists()
     assert done.stderr.startswith("copy_metrics: sweep/sweep.json: not a sweep's description")
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("arguments", [["compare", "nowhere"], ["tarin"], ["--version"]], ids=" ".join)
+def test_a_command_inside_a_job_prints_and_ends_as_on_a_command_line(tmp_path: Path, arguments: list[str]) -> None:
+    entry = str(SCRIPTS.parent / "olmo_ext" / "launch" / "entry" / "command.py")
+    environment = {**os.environ, "PYTHONPATH": str(SCRIPTS.parent)}
+    ends = []
+    for start in ([entry], ["-m", "olmo_ext"]):
+        command = [sys.executable, *start, *arguments]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        ends.append((done.returncode, done.stdout, done.stderr))
+    assert ends[0] == ends[1] and (ends[0][1] or ends[0][2])

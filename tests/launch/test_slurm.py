@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.resources
 import socket
 import subprocess
 from pathlib import Path
@@ -26,7 +25,7 @@ from olmo_ext.launch.slurm_job import (
 )
 from olmo_ext.launch.slurm_site import Site, read_site
 
-REPOSITORY = Path(__file__).parents[2]
+SCRIPTS = Path(__file__).parents[2] / "olmo_ext" / "resources" / "slurm"
 GOLDEN = Path(__file__).parent / "golden" / "sbatch.txt"
 
 
@@ -93,27 +92,19 @@ def test_a_time_limit_that_slurm_would_take_for_something_else_is_refused(text: 
         time_option(text)
 
 
-def test_the_users_slurm_folder_and_the_packages_are_the_same_files() -> None:
-    packaged = Path(str(importlib.resources.files("olmo_ext.resources") / "slurm"))
-    names = sorted(path.name for path in packaged.iterdir())
-    assert names == sorted(p.name for p in (REPOSITORY / "slurm").iterdir() if p.name not in ("nodes.yaml", "site.env"))
-    for name in names:
-        assert (packaged / name).read_bytes() == (REPOSITORY / "slurm" / name).read_bytes(), name
-
-
-@pytest.mark.parametrize("path", sorted((REPOSITORY / "slurm").glob("*.s*")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(SCRIPTS.glob("*.s*")), ids=lambda path: path.name)
 def test_every_script_is_valid_bash(path: Path) -> None:
     subprocess.run(["bash", "-n", str(path)], check=True)
 
 
 def test_the_two_node_types_scripts_differ_in_their_numbers_alone() -> None:
-    texts = [(REPOSITORY / "slurm" / f"{name}.sbatch").read_text() for name in ("b200", "rtx6000ada")]
+    texts = [(SCRIPTS / f"{name}.sbatch").read_text() for name in ("b200", "rtx6000ada")]
     b200, ada = (text.replace("rtx6000ada", "b200").replace("RTX 6000 Ada", "B200").splitlines() for text in texts)
     different = [(one, two) for one, two in zip(b200, ada, strict=True) if one != two]
     assert all("--cpus-per-task=" in one for one, _ in different) and len(different) == 2
     for name in ("b200", "rtx6000ada"):
         node = load_hardware().node(name)
-        text = (REPOSITORY / "slurm" / f"{name}.sbatch").read_text()
+        text = (SCRIPTS / f"{name}.sbatch").read_text()
         assert f"#SBATCH --cpus-per-task={node.cpus_per_node}\n" in text
         assert f"#SBATCH --gpus-per-node={node.gpus_per_node}\n" in text
 
@@ -131,7 +122,7 @@ def test_site_settings_are_read_without_a_shell(tmp_path: Path) -> None:
     path.write_text("SBATCH_ACCOUNT=$(id)")
     with pytest.raises(InputError, match="site.env:1.*without a shell"):
         read_site(path)
-    example = REPOSITORY / "slurm" / "site.env.example"
+    example = SCRIPTS / "site.env.example"
     assert read_site(example).values == {}
     uncommented = tmp_path / "uncommented"
     uncommented.write_text(example.read_text().replace("\n#", "\n"))

@@ -19,7 +19,9 @@ from olmo_ext.launch.launch_command import launch as launch_command
 from olmo_ext.launch.slurm_queue import client_environment, record_submission
 from tests.launch.conftest import CONFIG, invoke, option, submitted
 
-REPOSITORY = Path(__file__).parents[2]
+pytestmark = pytest.mark.once
+
+SCRIPTS = Path(__file__).parents[2] / "olmo_ext" / "resources" / "slurm"
 
 
 def test_a_sweep_is_one_array_and_a_comparison_that_waits_for_it(fake_slurm: Path, tmp_path: Path) -> None:
@@ -38,7 +40,7 @@ def test_a_sweep_is_one_array_and_a_comparison_that_waits_for_it(fake_slurm: Pat
     environment = (fake_slurm / "environment").read_text()
     assert "SLURM_NTASKS" not in environment and "SBATCH_QOS" not in environment
     # The package's own scripts, frozen: nothing of slurm/ lies in this folder.
-    assert (launch_folder / "job.sh").read_bytes() == (REPOSITORY / "slurm" / "job.sh").read_bytes()
+    assert (launch_folder / "job.sh").read_bytes() == (SCRIPTS / "job.sh").read_bytes()
 
 
 def test_only_what_is_neither_done_nor_queued_is_queued_again(fake_slurm: Path, tmp_path: Path) -> None:
@@ -160,7 +162,7 @@ def test_a_scripts_own_time_limit_is_read_as_slurm_reads_it(
     fake_slurm: Path, tmp_path: Path, limit: str, refused: bool
 ) -> None:
     (tmp_path / "slurm").mkdir()
-    own = (REPOSITORY / "slurm" / "b200.sbatch").read_text().replace("--time=24:00:00", f"--time={limit}")
+    own = (SCRIPTS / "b200.sbatch").read_text().replace("--time=24:00:00", f"--time={limit}")
     (tmp_path / "slurm" / "b200.sbatch").write_text(own)
     said = invoke("--dry-run")
     assert (f"allows 1-00:00:00, the time limit is {limit}" in said) == refused

@@ -113,9 +113,8 @@ class Project:
 
     def __init__(self, path: Path, environment: dict[str, str], *, fake: bool) -> None:
         self.path, self.environment = path, environment
-        (path / "slurm").mkdir(parents=True)
-        for source in (*REPOSITORY.glob("slurm/*.sbatch"), REPOSITORY / "slurm" / "job.sh"):
-            shutil.copy(source, path / "slurm")
+        path.mkdir(parents=True)
+        subprocess.run([sys.executable, "-m", "olmo_ext", "slurm", "init", path], check=True, stdout=subprocess.DEVNULL)
         self.fake = f"PYTHONPATH={FAKE_TRAINING}\nFAKE_STEP_SECONDS=0.2\nFAKE_HOLD={path}/hold\n"
         self.site(self.fake if fake else "")
         (path / "base.yaml").write_text(CONFIG)

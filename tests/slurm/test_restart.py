@@ -10,7 +10,7 @@ import pytest
 
 from tests.slurm.conftest import FAKE_TRAINING, Project, nodes_down, queued_jobs, scontrol, wait_until
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.once]
 
 ONE = "base: base.yaml\nmax_duration: 12\nruns: {a: {seed: 1}, b: {seed: 2}}\n"
 

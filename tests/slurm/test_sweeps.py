@@ -10,7 +10,7 @@ import pytest
 
 from tests.slurm.conftest import CONFIG, FAKE_TRAINING, Project, queued_jobs, wait_until
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.once]
 
 SIX = """
 base: base.yaml

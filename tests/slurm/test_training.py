@@ -13,7 +13,7 @@ import pytest
 
 from tests.slurm.conftest import Project, queued_jobs, wait_until
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.once]
 
 
 def weights(project: Project, name: str, step: int) -> list[str]:

@@ -17,6 +17,8 @@ from olmo_ext.base.errors import InputError, WorkError
 from olmo_ext.training import checkpoint
 from olmo_ext.training.checkpoint import MARKER, MODEL, OPTIMIZER, CheckpointStore, Snapshot
 
+pytestmark = pytest.mark.once
+
 OPERATIONS = ("fsync", "rename", "replace", "symlink", "mkdir", "unlink")
 
 

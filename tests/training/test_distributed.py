@@ -184,6 +184,7 @@ def test_the_same_samples_and_losses_on_two_ranks_then_one_then_four(
     assert len(list((run / "logs").glob("attempt3-rank*.log"))) == 4
 
 
+@pytest.mark.once
 def test_resumed_fsdp_equals_an_uninterrupted_one_to_the_bit(on_ranks, config, tmp_path, same_checkpoint):
     run, straight = tmp_path / "run", tmp_path / "straight"
     overrides = ("max_duration=6", "save_interval=3", "model.residual_dropout=0.1", *FSDP)

@@ -86,6 +86,7 @@ def test_the_reason_names_the_limit_that_was_passed_and_what_to_try(ranks, norm,
     assert len(ranks) == 1 or "samples 5;" in text
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("warm_up", [(), ("scheduler.units=tokens", "scheduler.t_warmup=256")], ids=["steps", "tokens"])
 def test_early_stopping_saves_and_is_not_requeued(forked, config, tmp_path, warm_up):
     run = tmp_path / "run"

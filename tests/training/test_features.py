@@ -272,6 +272,7 @@ def test_unusable_validation_data_is_named_before_the_first_step(forked, config,
         assert ended.code == 2 and path.name in ended.output.splitlines()[-1], ended.output
 
 
+@pytest.mark.once
 def test_lionw_restarts_as_it_would_have_gone_on(forked, config, tmp_path, same_checkpoint):
     straight, run = tmp_path / "straight", tmp_path / "run"
     overrides = ("optimizer.name=lionw", "optimizer.metrics_log_interval=2", "optimizer.record_update_metrics=true")
@@ -310,6 +311,7 @@ def test_parameter_metrics_are_written_at_their_interval(forked, config, tmp_pat
     assert [bool(own) for own in names] == [False, True, False, True]
 
 
+@pytest.mark.once
 def test_each_stop_signal_is_a_request_and_the_handlers_are_given_back():
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         before = signal.getsignal(number)
@@ -323,6 +325,7 @@ def test_each_stop_signal_is_a_request_and_the_handlers_are_given_back():
         assert signal.getsignal(number) is before
 
 
+@pytest.mark.once
 def test_two_interrupts_at_once_are_one():
     """torchrun passes on the Ctrl-C that the terminal has sent to every process already."""
     with StopRequest() as stop:
@@ -419,6 +422,7 @@ def test_keys_that_mean_nothing_here_are_said_and_a_dry_run_is_refused(forked, c
     assert ended.code == 0 and "note: remote_save_folder is not used" in ended.output
 
 
+@pytest.mark.once
 def test_loader_workers_leave_a_terminals_interrupt_to_the_run(forked, config, tmp_path, same_checkpoint):
     """Ctrl-C reaches every process of the terminal's group, workers too; two of them read what one process reads."""
     straight, run = tmp_path / "straight", tmp_path / "run"

@@ -17,6 +17,8 @@ from olmo_ext.base.run_directory import MetricsRow, RunDirectory
 from olmo_ext.training.identity import check_same_run
 from olmo_ext.training.train import train
 
+pytestmark = pytest.mark.once
+
 
 def stop_at(step: int, number: int, *, rank: int = 0) -> None:
     """Send ourselves a signal inside a step."""

@@ -13,6 +13,8 @@ import pytest
 from olmo_ext.base.run_directory import RunDirectory
 from olmo_ext.training.train import train
 
+pytestmark = pytest.mark.once
+
 
 def in_background(*, fails: bool = False, after: str = "") -> None:
     """Write in a thread; the checkpoint of step 2 only after the run has recorded `after`."""

@@ -8,6 +8,8 @@ from safetensors.torch import load_file
 
 from olmo_ext.training.train import train
 
+pytestmark = pytest.mark.once
+
 TITANS = ("model.attention.type=titans", "model.attention.form=mag", "model.attention.window=6")
 TITANS += ("model.attention.chunk_size=5", "model.attention.persistent_tokens=2")
 FSDP = ("distributed_strategy=fsdp", "fsdp.wrapping_strategy=by_block")

@@ -16,6 +16,8 @@ from click.testing import CliRunner
 
 from olmo_ext.base.run_directory import RunDirectory
 
+pytestmark = pytest.mark.once
+
 ROOT = Path(__file__).parents[2]
 
 

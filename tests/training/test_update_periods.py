@@ -177,6 +177,7 @@ def run(forked, on_ranks, config, tmp_path):
     return start
 
 
+@pytest.mark.once
 def test_a_restart_in_the_middle_of_a_period_changes_no_bit(run, same_checkpoint, metric_rows):
     straight, ended = run("straight", 0)
     assert "the last 1 steps of the level with update period 3 are not applied" in ended[0].output

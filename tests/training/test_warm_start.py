@@ -50,6 +50,7 @@ def test_a_warm_start_with_everything_goes_on_as_the_run_would_have(
     assert {step: ids for step, ids in sample_ids(straight).items() if step > 4} == sample_ids(run)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("units", ["steps", "tokens"])
 def test_a_new_optimizer_warms_up_again_also_after_a_restart(forked, config, tmp_path, source, metric_rows, units):
     from olmo.optim import BoltOnWarmupScheduler, CosWithWarmup
@@ -247,6 +248,7 @@ def test_a_foreign_checkpoint_of_any_content_is_one_line(config, tmp_path, files
         load_foreign(str(tmp_path), **load, with_optimizer="model.pt" in files)
 
 
+@pytest.mark.once
 def test_block_groups_and_strategy_may_change_on_restart(forked, on_ranks, config, tmp_path):
     straight, run = tmp_path / "straight", tmp_path / "run"
     overrides = ("max_duration=6",)

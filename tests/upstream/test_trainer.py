@@ -176,6 +176,7 @@ def test_training_time_leaves_out_evaluation_and_saving(forked, config, tmp_path
     assert "throughput/mfu" not in last["values"]
 
 
+@pytest.mark.once
 def test_fast_forward_skips_batches_once_and_not_at_every_restart(forked, config, tmp_path, sample_ids):
     import os
     import signal

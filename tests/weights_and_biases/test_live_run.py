@@ -18,6 +18,8 @@ from olmo_ext.weights_and_biases import settings as wandb_settings
 from tests.weights_and_biases.wandb_runs import CONFIG, LOSS, SHAPE, attempt, compare_with_golden, gone_within, make
 from tests.weights_and_biases.wandb_server import API_KEY, WandbServer
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):

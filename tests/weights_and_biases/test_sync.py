@@ -28,6 +28,8 @@ from tests.weights_and_biases.wandb_runs import (
 )
 from tests.weights_and_biases.wandb_server import WandbServer
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
