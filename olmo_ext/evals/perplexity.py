@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from olmo_ext.base.errors import InputError, WorkError
+from olmo_ext.base.sections import TrainConfig
 from olmo_ext.data.tokenizer import Tokenizer, load_tokenizer
 from olmo_ext.data.tokens import TokenReader, check_dtype, inspect_files
 from olmo_ext.evals.results import Result
@@ -274,18 +275,17 @@ def evaluate_token_set(
     return found
 
 
-def token_sets_of_config(values: dict) -> list[TokenSet]:
+def token_sets_of_config(config: TrainConfig) -> list[TokenSet]:
     """The language-modelling sets of a run's evaluators."""
     found = []
-    for evaluator in values.get("evaluators") or []:
-        if evaluator.get("type", "lm") != "lm":
+    for evaluator in config.evaluators:
+        if evaluator.type != "lm":
             continue
-        data = evaluator["data"]
-        dtype = data.get("memmap_dtype") or values["data"]["memmap_dtype"]
-        if data.get("paths"):
-            found.append(TokenSet(name=evaluator["label"], paths=tuple(map(str, data["paths"])), dtype=dtype))
-        for name, paths in sorted((data.get("datasets") or {}).items()):
-            found.append(TokenSet(name=name, paths=tuple(map(str, paths)), dtype=dtype))
+        data = evaluator.data
+        if data.paths:
+            found.append(TokenSet(name=evaluator.label, paths=tuple(map(str, data.paths)), dtype=data.memmap_dtype))
+        for name, paths in sorted((data.datasets or {}).items()):
+            found.append(TokenSet(name=name, paths=tuple(map(str, paths)), dtype=data.memmap_dtype))
     return found
 
 

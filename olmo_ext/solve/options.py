@@ -8,6 +8,7 @@ from typing import Any
 
 from olmo_ext.base.errors import InputError
 from olmo_ext.base.quantities import parse_count, parse_fraction, parse_number
+from olmo_ext.base.sections import AttentionSection, FFNSection, OpenSection, TaperSection
 from olmo_ext.config.run_config import RunConfig, load_run_config, parse_override
 from olmo_ext.config.schema import coerce_class
 from olmo_ext.shapes.budget import printed_interval
@@ -89,11 +90,11 @@ def parse_taper(text: str, *, multiple_of: int) -> Taper:
     kind, *rest = text.split(":")
     try:
         if kind == "groups" and len(rest) == 1:
-            section: dict[str, Any] = {"groups": [float(parse_number(part)) for part in rest[0].split(",")]}
+            section = TaperSection(groups=[float(parse_number(part)) for part in rest[0].split(",")])
         elif len(rest) in (2, 3):
             numbers = [float(parse_number(part)) for part in rest]
-            section = {"schedule": kind, "start": numbers[0], "end": numbers[1]}
-            section["steepness"] = numbers[2] if len(numbers) == 3 else None
+            steepness = numbers[2] if len(numbers) == 3 else None
+            section = TaperSection(schedule=kind, start=numbers[0], end=numbers[1], steepness=steepness)
         else:
             raise ValueError(f"{text!r} names no taper")
         return read_taper(section, multiple_of=multiple_of)
@@ -124,7 +125,7 @@ def _budget(options: Mapping[str, Any], like: RunConfig | None) -> dict[str, Any
         if given:
             raise InputError(f"both --like and {QUANTITIES[given[0]]}", right="one budget")
         shape = like.shape
-        if like.budget is not None and like.budget.quantity == "total":
+        if like.budget_report is not None and like.budget_report.quantity == "total":
             _refuse_uncounted(shape, where=str(like.source))
         its_own = {
             "embedding_size": shape.embedding_size,
@@ -133,8 +134,8 @@ def _budget(options: Mapping[str, Any], like: RunConfig | None) -> dict[str, Any
             "qk_norm": shape.attention_layer_norm,
         }
         stated = {name: its_own[name] if value is None else value for name, value in around.items()}
-        if like.budget is not None:
-            return {"quantity": like.budget.quantity, "target": like.budget.target, **stated}
+        if like.budget_report is not None:
+            return {"quantity": like.budget_report.quantity, "target": like.budget_report.target, **stated}
         return {"quantity": "non_embedding", "target": like.counts.non_embedding, **stated}
     if len(given) != 1:
         named = " and ".join(QUANTITIES[name] for name in given) or "no budget"
@@ -185,14 +186,14 @@ def _typed_options(
             known = ", ".join(kind.options) or "none"
             raise InputError(f"{text!r} is no option of {kind.name!r}", where=option, right=f"known: {known}")
         given[name] = parse_override(text)[1]
-    typed = coerce_class(
-        {"ffn": "FFNSection", "attention": "AttentionSection"}[section],
+    typed: OpenSection = coerce_class(
+        FFNSection if section == "ffn" else AttentionSection,
         {"type": kind.name, **inherited, **given},
         key=f"model.{section}",
         origins={f"model.{section}.{name}": option for name in given},
         options=kind.options,
     )
-    return {name: typed[name] for name in kind.options}
+    return dict(typed.options)
 
 
 def _only(values: Sequence[Any]) -> Any:

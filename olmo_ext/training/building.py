@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from olmo.config import DistributedStrategy, TrainConfig
 from olmo.optim import build_optimizer, build_scheduler
@@ -54,14 +56,11 @@ def build_trainer(
 def _build_trainer(
     config: RunConfig, cfg: TrainConfig, *, steps: int, directory: RunDirectory, ranks: Ranks, hooks: Hooks
 ) -> tuple[RunTrainer, CompileReport | None]:
-    values = config.values
-    seed_all(values["seed"])
+    seed_all(config.seed)
     # Skipped batches are data too: the loader may make only the part of the order that the run needs.
-    skipped = values["fast_forward_batches"] or 0
-    loader_values = {**values, "max_duration": steps + skipped, "stop_at": None} if skipped else values
-    loader = build_train_loader(
-        loader_values, rank=ranks.rank, world_size=ranks.world_size, work_dir=directory.path / "order"
-    )
+    skipped = config.fast_forward_batches or 0
+    longer = dataclasses.replace(config, max_duration=steps + skipped, stop_at=None) if skipped else config
+    loader = build_train_loader(longer, rank=ranks.rank, world_size=ranks.world_size, work_dir=directory.path / "order")
     evaluators = build_evaluators(cfg, device=ranks.device, world_size=ranks.world_size, rank=ranks.rank)
     for own_randomness in (loader, *(evaluator.eval_loader for evaluator in evaluators)):
         # Every pass over a DataLoader draws from the global generator: a restart, which begins one more pass, and an
@@ -69,7 +68,7 @@ def _build_trainer(
         own_randomness.generator = torch.Generator()
     model, wrapped, compile_report = build_wrapped_model(config, cfg, ranks)
     # Dropout differs between ranks, and does not depend on how the weights were drawn.
-    seed_all((values["seed"] + ranks.rank) % 2**32)
+    seed_all((config.seed + ranks.rank) % 2**32)
     trainer = RunTrainer(
         cfg=cfg,
         epoch=cfg.epoch,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from olmo_ext.base.sections import plain_section
 from olmo_ext.config.run_config import load_run_config
 from olmo_ext.config.run_length import run_length
 from olmo_ext.plan.learning_rate import learning_rate, learning_rates
@@ -45,11 +46,11 @@ def test_every_step_has_the_rate_of_olmos_scheduler(name, scheduler, stop):
             "max_duration": "100000T",  # 97.66 steps of 1,024 tokens: 98 steps, the horizon at 100,000
             **stop,
         }
-    ).values
+    )
     length = run_length(values)
     assert length.steps == (40 if stop else 98)
     config = SchedulerConfig(
-        **{**values["scheduler"], "name": SchedulerType(name), "units": SchedulerUnits(scheduler["units"])}
+        **{**plain_section(values.scheduler), "name": SchedulerType(name), "units": SchedulerUnits(scheduler["units"])}
     )
     theirs = build_scheduler(TrainConfig(scheduler=config))
     by_tokens = scheduler["units"] == "tokens"
