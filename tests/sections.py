@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import olmo_ext.shapes.types  # noqa: F401  (registers the built-in types)
 from olmo_ext.base.sections import TrainConfig
 from olmo_ext.config.schema import coerce_class
 
