@@ -169,3 +169,16 @@ def test_a_model_loads_from_its_run_directory_the_newest_or_a_named_step(tmp_pat
     run.write_config(load_run_config(VALUES, ["model.ffn.d_ff=[16,32]"]).plain())
     with pytest.raises(InputError, match=r"step2: .*ff_out.weight is \[32, 24\] in the checkpoint"):
         load_model_from_run(run.path)
+
+
+def test_building_reads_the_shape_once_whatever_the_number_of_layers(monkeypatch):
+    from olmo_ext.config.run_config import load_run_config
+    from olmo_ext.upstream import build_model, shaped_model
+
+    parsed, read = [], shaped_model.shape_from_dict
+    monkeypatch.setattr(shaped_model, "shape_from_dict", lambda content: (parsed.append(1), read(content))[1])
+    build_model(
+        load_run_config({"model": {"d_model": 32, "n_heads": 4, "rope": True, "n_layers": 200, "ffn": {"d_ff": 24}}}),
+        device="meta",
+    )
+    assert len(parsed) == 1
