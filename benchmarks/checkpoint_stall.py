@@ -34,6 +34,7 @@ def bare_write(tensors: dict[str, dict[str, torch.Tensor]], folder: Path) -> flo
 
 
 def stalls(saves: int, parameters: int, folder: Path) -> dict[str, Any]:
+    from olmo_ext.base.sections import TrainConfig
     from olmo_ext.training import checkpoint as files
     from olmo_ext.training import saving
     from olmo_ext.training.distributed import process_group
@@ -55,8 +56,7 @@ def stalls(saves: int, parameters: int, folder: Path) -> dict[str, Any]:
         trainer.dist_model, trainer.optim, trainer.stop_step, trainer.epoch = model, optimizer, 10**9, 0
         trainer.global_train_examples_seen_this_epoch = trainer.global_train_tokens_seen = trainer.first_step = 0
         trainer.seconds, trainer.cur_train_loss, trainer.min_train_loss, trainer.bolt_on_warmup = 0.0, 0.0, 0.0, None
-        values = {"save_interval": 1, "save_interval_unsharded": None, "save_interval_ephemeral": None}
-        values["save_num_checkpoints_to_keep"] = 1
+        config = TrainConfig(save_interval=1, save_num_checkpoints_to_keep=1)
         size = 0
         for turn in range(saves):
             for number, (kind, background) in enumerate((("waiting", False), ("in_background", True))):
@@ -64,7 +64,7 @@ def stalls(saves: int, parameters: int, folder: Path) -> dict[str, Any]:
                 store = files.CheckpointStore(folder / kind)
                 saver = saving.Saver(
                     store,
-                    values=values,
+                    config=config,
                     config_text="",
                     checkpoint_bytes=12 * parameters,
                     rows=folder / "metrics.jsonl",

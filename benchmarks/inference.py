@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from shapes import SIZES, run_configs
 
+from olmo_ext.base.sections import plain_section
 from olmo_ext.config.run_config import load_run_config
 from olmo_ext.hf.configs import hugging_face_config
 from olmo_ext.hf.configuration_olmo_ext import OlmoExtConfig
@@ -27,7 +28,7 @@ from olmo_ext.hf.modeling_olmo_ext import CACHE_KEY, OlmoExtForCausalLM
 
 def build(config: Any, *, device: str, dtype: torch.dtype, length: int) -> OlmoExtForCausalLM:
     """The exported form of a config, with random weights and room for `length` positions."""
-    values = hugging_face_config(config.values["model"], config.shape, allow_native=False)
+    values = hugging_face_config(plain_section(config.model), config.shape, allow_native=False)
     ours = OlmoExtConfig(**values | {"max_position_embeddings": max(length, config.shape.max_sequence_length)})
     torch.manual_seed(0)
     model = OlmoExtForCausalLM(ours).eval()

@@ -82,7 +82,7 @@ def measure(case: str) -> int:
 
     torch.set_num_threads(1)
     config, checkpointing = run_config(case)
-    length, vocabulary = config.shape.max_sequence_length, config.values["model"]["vocab_size"]
+    length, vocabulary = config.shape.max_sequence_length, config.model.vocab_size
     # What the first matrix product and optimizer step allocate once is no part of the model.
     warm = torch.nn.Linear(64, 64)
     optimizer = torch.optim.AdamW(warm.parameters())

@@ -96,7 +96,7 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             "save_interval": None,
         }
     )
-    plain = PlainTraining(config.values, folder)
+    plain = PlainTraining(config.plain(), folder)
     ours: list[float] = []
     theirs: list[float] = []
     our_cpu: list[float] = []

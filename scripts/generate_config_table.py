@@ -74,7 +74,7 @@ def row(folder: str, entry: dict[str, str], figures: dict[str, str]) -> str:
     """One line of the table."""
     config = load_run_config(ROOT / folder / f"{entry['run']}.yaml")
     counts, shape = config.counts, config.shape
-    tokens = run_length(config.values).tokens
+    tokens = run_length(config).tokens
     cells = [
         entry["row"],
         f"[{entry['run']}]({folder}/{entry['run']}.yaml)",

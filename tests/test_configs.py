@@ -51,10 +51,10 @@ def names(paths: list[Path]) -> list[str]:
 def test_every_run_loads_and_plans_within_its_budget(path):
     config = loaded(path)
     plan = plan_run(path.stem, config, MACHINE)
-    assert config.budget is not None and config.budget.within
-    assert abs(config.budget.deviation) <= 0.0065
+    assert config.budget_report is not None and config.budget_report.within
+    assert abs(config.budget_report.deviation) <= 0.0065
     assert plan.rates is not None and plan.length is not None
-    assert plan.rates.peak == pytest.approx(config.values["optimizer"]["learning_rate"], rel=0.02)
+    assert plan.rates.peak == pytest.approx(config.optimizer.learning_rate, rel=0.02)
     json.dumps(plan.to_json())
 
 
@@ -102,7 +102,7 @@ def test_every_sweep_expands_and_its_runs_have_the_shapes_of_their_files(path):
             if files[run.group].parent.name == "smoke":
                 continue
             for key in ("optimizer", "scheduler", "max_duration", "global_train_batch_size", "data", "evaluators"):
-                assert ours.values[key] == theirs.values[key], (run.name, key)
+                assert getattr(ours, key) == getattr(theirs, key), (run.name, key)
 
 
 def test_the_papers_sweeps_hold_every_row_of_their_tables():
@@ -119,7 +119,7 @@ def test_the_papers_sweeps_hold_every_row_of_their_tables():
 def test_equal_seeds_mean_equal_data_in_the_papers_sweeps():
     runs = load_sweep(CONFIGS / "sweeps/hourglass-113m.yaml").runs
     assert {run.seed for run in runs} == {6198, 6199, 6200}
-    assert {run.config.values["data"]["seed"] for run in runs} == {6198}
+    assert {run.config.data.seed for run in runs} == {6198}
 
 
 @pytest.mark.parametrize(
@@ -145,8 +145,8 @@ def test_counts_of_the_paper_to_the_digit_it_gives_and_asserted_in_the_config(ru
     for figure, count in ((attention, config.counts.attention), (ffn, config.counts.ffn)):
         digits = len(str(figure).partition(".")[2]) if isinstance(figure, float) else 0
         assert round(count / 1e6, digits) == figure
-    budget = config.values["budget"]
-    assert float(budget["attention"].rstrip("M")) == attention and float(budget["ffn"].rstrip("M")) == ffn
+    budget = config.budget
+    assert float(budget.attention.rstrip("M")) == attention and float(budget.ffn.rstrip("M")) == ffn
 
 
 def test_u_shape_sweep_has_eight_points_between_30_and_400():
@@ -280,7 +280,7 @@ OLMO2_1B = {
 
 @pytest.mark.parametrize("key", OLMO2_1B)
 def test_our_olmo2_1b_has_the_official_value(key):
-    value = loaded(CONFIGS / "base" / "olmo2-1b.yaml").values
+    value = loaded(CONFIGS / "base" / "olmo2-1b.yaml").plain()
     for part in key.split("."):
         value = value[part]
     assert value == OLMO2_1B[key]
@@ -298,7 +298,7 @@ def test_paper_a_is_pre_norm_and_olmo2_is_not():
 def test_runs_stay_within_the_tokens_that_their_subset_is_named_after():
     for path in RUNS:
         config = loaded(path)
-        subset = config.values["data"]["subset"]
+        subset = config.data.subset
         if subset is None:
             continue
         match = re.search(r"-([\d.]+)([bt])$", subset)
@@ -314,8 +314,8 @@ def test_validation_files_are_those_that_eval_prepare_fetches():
 
     prepared = {f"data/eval/{file.name}" for file in (*Perplexity.files, *Lambada.files)}
     for path in (CONFIGS / "hourglass/113m-conventional.yaml", CONFIGS / "tapered/440m-uniform.yaml"):
-        evaluators = loaded(path).values["evaluators"]
-        sets = next(item for item in evaluators if item["type"] == "lm")["data"]["datasets"]
+        evaluators = loaded(path).evaluators
+        sets = next(item for item in evaluators if item.type == "lm").data.datasets
         assert len(sets) == 4
         assert {file for files in sets.values() for file in files} <= prepared
 
@@ -323,7 +323,7 @@ def test_validation_files_are_those_that_eval_prepare_fetches():
 def test_downstream_tasks_are_in_olmos_wheel():
     from olmo.eval.downstream import label_to_task_map
 
-    labels = [item["label"] for item in loaded(CONFIGS / "base/olmo2-1b.yaml").values["evaluators"]]
+    labels = [item.label for item in loaded(CONFIGS / "base/olmo2-1b.yaml").evaluators]
     tasks = [label for label in labels if label != "v3-small"]
     assert len(tasks) == 9 and not set(tasks) - set(label_to_task_map)
 

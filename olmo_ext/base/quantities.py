@@ -8,6 +8,9 @@ from __future__ import annotations
 import re
 from decimal import Decimal, InvalidOperation
 
+EQUAL_WITHIN = 0.005
+"""Relative difference of two sizes, costs or numbers of tokens up to which they count as equal."""
+
 SUFFIXES = {"": 0, "K": 3, "M": 6, "B": 9, "G": 9, "T": 12}
 BYTE_SUFFIXES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 BYTE_SUFFIXES |= {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from olmo_ext.base.quantities import EQUAL_WITHIN
 from olmo_ext.base.secrecy import without_credentials
 from olmo_ext.compare.collect import Run, validation_metric
-from olmo_ext.shapes.budget import EQUAL_WITHIN
 
 _NOT_RECORDED = object()
 _OTHER_THAN_SHAPE = (

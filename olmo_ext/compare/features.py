@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
+from olmo_ext.base.sections import AttentionSection, FFNSection
 from olmo_ext.compare.collect import Run
-from olmo_ext.config.schema import OUR_KEYS
 from olmo_ext.shapes.kinds import kind_text
 from olmo_ext.shapes.registry import ATTENTION_TYPES, FFN_TYPES
 
@@ -119,7 +119,7 @@ def _kind(run: Run, layer: Mapping[str, Any], part: str) -> tuple[str, Mapping[s
     section = model.get(part) if isinstance(model, Mapping) else None
     if not isinstance(section, Mapping):
         return name, {}
-    known = OUR_KEYS["FFNSection" if part == "ffn" else "AttentionSection"]
+    known = {field.name for field in fields(FFNSection if part == "ffn" else AttentionSection)}
     return name, {key: value for key, value in section.items() if key not in known and value is not None}
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from olmo_ext.base.quantities import EQUAL_WITHIN
 from olmo_ext.compare.collect import Run
 from olmo_ext.compare.features import Features
 from olmo_ext.compare.statistics import Difference
 from olmo_ext.compare.views import SpeedUp, View
-from olmo_ext.shapes.budget import EQUAL_WITHIN
 
 
 @dataclass(kw_only=True)

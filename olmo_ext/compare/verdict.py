@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from olmo_ext.base.quantities import EQUAL_WITHIN
 from olmo_ext.compare import words
 from olmo_ext.compare.group import GroupResult
 from olmo_ext.compare.outcome import Comparison
 from olmo_ext.compare.statistics import METHOD_DOCUMENTS, METHOD_SEEDS, MINIMUM_SEEDS_FOR_PLANNING, Difference
-from olmo_ext.shapes.budget import EQUAL_WITHIN
 
 SURE = 0.05
 """Corrected p-value below which a difference is called one."""

@@ -6,11 +6,10 @@ import json
 from collections.abc import Sequence
 
 from olmo_ext.base.errors import InputError
-from olmo_ext.base.quantities import format_count
+from olmo_ext.base.quantities import EQUAL_WITHIN, format_count
 from olmo_ext.config.run_config import RunConfig
 from olmo_ext.config.run_length import run_length
 from olmo_ext.config.sweep_run import SweepRun
-from olmo_ext.shapes.budget import EQUAL_WITHIN, QUANTITIES
 
 
 def refuse_twins(runs: Sequence[SweepRun], *, where: str) -> None:
@@ -24,7 +23,7 @@ def refuse_twins(runs: Sequence[SweepRun], *, where: str) -> None:
         if run.name.casefold() in names:
             raise InputError(f"two runs are called {run.name!r}", where=where, right="give them different names")
         names.add(run.name.casefold())
-        values = {k: v for k, v in run.config.values.items() if k not in ("run_name", "wandb")}
+        values = {k: v for k, v in run.config.plain().items() if k not in ("run_name", "wandb")}
         text = json.dumps(values, sort_keys=True, default=str)
         if text in configs:
             raise InputError(
@@ -38,9 +37,9 @@ def refuse_twins(runs: Sequence[SweepRun], *, where: str) -> None:
 def _training_tokens(config: RunConfig) -> int | str:
     """Tokens of a run, or the words of its duration where only the data can tell."""
     try:
-        return run_length(config.values).tokens
+        return run_length(config).tokens
     except InputError:
-        return str(config.values["max_duration"])
+        return str(config.max_duration)
 
 
 def check_equal_budgets(runs: Sequence[SweepRun], *, where: str) -> None:
@@ -52,8 +51,8 @@ def check_equal_budgets(runs: Sequence[SweepRun], *, where: str) -> None:
     first = runs[0]
 
     def declared(run: SweepRun) -> dict[str, int]:
-        section = run.config.values.get("budget") or {}
-        return {name: section[name] for name in QUANTITIES if section.get(name) is not None}
+        declared = run.config.budget_report
+        return {} if declared is None else {declared.quantity: declared.target}
 
     for run in runs[1:]:
         if declared(run) != declared(first):

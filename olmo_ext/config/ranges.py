@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from olmo_ext.base.sections import TrainConfig
+
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
@@ -64,7 +66,7 @@ RANGES: Mapping[str, Mapping[str, Range]] = {
         # Every layer is an entry in memory: a slip of the finger must not fill it.
         "n_layers": Range(low=1, high=10_000),
     },
-    "FFNSection": {"num_sub_mlps": Range(low=1, high=10_000)},
+    "FFNSection": {"num_sub_mlps": Range(low=1, high=10_000), "ratio": Range(low=0, low_belongs=False, high=10_000)},
     "OptimizerConfig": {
         **dict.fromkeys(("learning_rate", "weight_decay", "eps"), NOT_NEGATIVE),
         "betas": Range(low=0, high=1, high_belongs=False),
@@ -112,28 +114,28 @@ def out_of_range(name: str, key: str, value: Any) -> str | None:
     return None
 
 
-def contradiction(values: Mapping[str, Any]) -> tuple[str, str, str] | None:
+def contradiction(config: TrainConfig) -> tuple[str, str, str] | None:
     """Two keys of a typed config that exclude each other, where OLMo would stop in the middle of something.
 
     :returns: the key, what is wrong and what would be right; None where all is well.
     """
-    model, data = values["model"], values["data"]
-    layers, group = model["n_layers"], model["block_group_size"]
-    if model["alibi"] and model["rope"]:
+    model, data = config.model, config.data
+    layers, group = model.n_layers, model.block_group_size
+    if model.alibi and model.rope:
         return "model.alibi", "beside rope: a model has one kind of positions", "alibi: false, or rope: false"
     if layers % group:
         return "model.block_group_size", f"{group} does not divide n_layers {layers}", "a divisor of n_layers"
-    if data["generate_doc_lengths"] and not model["flash_attention"]:
+    if data.generate_doc_lengths and not model.flash_attention:
         what = "documents are kept apart by flash attention alone"
         right = "false, or model.flash_attention: true (which needs a GPU and the flash-attn package)"
         return "data.generate_doc_lengths", what, right
-    evaluators = ((f"evaluators.{number}.data", each["data"]) for number, each in enumerate(values["evaluators"]))
+    evaluators = ((f"evaluators.{number}.data", each.data) for number, each in enumerate(config.evaluators))
     for place, section in (("data", data), *evaluators):
-        if section["timeout"] and not section["num_workers"]:
+        if section.timeout and not section.num_workers:
             return f"{place}.timeout", "there is no worker to wait for", f"0, or {place}.num_workers above 0"
-        chosen = section["instance_filter"]
-        if chosen is not None and chosen["repetition_min_period"] > chosen["repetition_max_period"]:
-            low, high = chosen["repetition_min_period"], chosen["repetition_max_period"]
+        chosen = section.instance_filter
+        if chosen is not None and chosen.repetition_min_period > chosen.repetition_max_period:
+            low, high = chosen.repetition_min_period, chosen.repetition_max_period
             what = f"repetition_min_period {low} is above repetition_max_period {high}: nothing would be filtered"
             return f"{place}.instance_filter", what, "min at most max"
     return None

@@ -7,6 +7,7 @@ corpus' keys, types and defaults, the shape, the budget.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import glob
 import importlib
 import os
@@ -21,6 +22,7 @@ from typing import Any
 import olmo_ext.shapes.types  # noqa: F401  (registers the built-in types)
 from olmo_ext.base.errors import InputError
 from olmo_ext.base.secrecy import SECRET_VARIABLE, refuse_credentials
+from olmo_ext.base.sections import TrainConfig, plain_section
 from olmo_ext.base.yaml_tree import Origins, dump_yaml, leaves, merge, parse_yaml, read_scalar, read_yaml, set_key
 from olmo_ext.config.ranges import contradiction
 from olmo_ext.config.schedulers import SCHEDULERS
@@ -53,20 +55,21 @@ CORPUS_KEYS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig:
-    """One run, fully resolved."""
-
-    values: dict[str, Any]
-    """Every key of OLMo's TrainConfig and ours, typed; what `config.yaml` of a run holds."""
+class RunConfig(TrainConfig):
+    """One run, fully resolved: every key of its config, typed, and what follows from them."""
 
     source: Path | None
     shape: ModelShape
     counts: ShapeCounts
-    budget: BudgetReport | None
+    budget_report: BudgetReport | None
+
+    def plain(self) -> dict[str, Any]:
+        """Every key of the config as YAML holds it; what `config.yaml` of a run holds."""
+        return {f.name: plain_section(getattr(self, f.name)) for f in dataclasses.fields(TrainConfig)}
 
     def identity(self) -> dict[str, Any]:
         """What makes this the same run when it is started again: model, data, optimizer, schedule, seeds, batch."""
-        kept = {key: copy.deepcopy(self.values[key]) for key in IDENTITY}
+        kept = {key: plain_section(getattr(self, key)) for key in IDENTITY}
         for section, names in NOT_IDENTITY.items():
             for name in names:
                 kept[section].pop(name, None)
@@ -74,7 +77,7 @@ class RunConfig:
 
     def dump(self) -> str:
         """The config as YAML that loads to the same values, alone."""
-        return dump_yaml(self.values, width=2**16)
+        return dump_yaml(self.plain(), width=2**16)
 
 
 def differing_keys(ours: Any, theirs: Any, key: str = "") -> list[str]:
@@ -280,17 +283,17 @@ def load_run_config(
     import_plugins(tree.get("plugins"))
     _legacy(tree)
     tree = _with_corpus(tree)
-    values = coerce_class("TrainConfig", tree, key="", origins=origins, options={})
-    if values["data"]["seed"] is None:
-        values["data"]["seed"] = DEFAULT_ORDER_SEED
-    shape = resolve_shape(values, where=name)
-    if (wrong := contradiction(values)) is not None:
+    run = coerce_class(TrainConfig, tree, key="", origins=origins, options={})
+    if run.data.seed is None:
+        run = dataclasses.replace(run, data=dataclasses.replace(run.data, seed=DEFAULT_ORDER_SEED))
+    shape = resolve_shape(run, where=name)
+    if (wrong := contradiction(run)) is not None:
         key, what, right = wrong
         raise InputError(what, where=f"{origins.get(key, name)}, {key}", right=right)
-    if (wrong_options := SCHEDULERS.get(values["scheduler"]["name"]).check(values["scheduler"])) is not None:
+    if (wrong_options := SCHEDULERS.get(run.scheduler.name).check(plain_section(run.scheduler))) is not None:
         raise InputError(wrong_options, where=f"{origins.get('scheduler', name)}, scheduler")
     counts = count(shape)
     report = None
-    if values["budget"] is not None:
-        report = check_budget(values["budget"], counts, shape, where=name, enforce=check_budget_too)
-    return RunConfig(values=values, source=path, shape=shape, counts=counts, budget=report)
+    if run.budget is not None:
+        report = check_budget(run.budget, counts, shape, where=name, enforce=check_budget_too)
+    return RunConfig(**vars(run), source=path, shape=shape, counts=counts, budget_report=report)

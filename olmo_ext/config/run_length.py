@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from olmo_ext.base.errors import InputError
 from olmo_ext.base.quantities import format_count
+from olmo_ext.base.sections import TrainConfig
 from olmo_ext.config.schedulers import SCHEDULERS
 from olmo_ext.shapes.layers import ModelShape
 from olmo_ext.shapes.registry import ATTENTION_TYPES, FFN_TYPES
@@ -33,19 +32,19 @@ class RunLength:
     """The same in tokens: a `max_duration` in tokens as it is written, no whole steps."""
 
 
-def run_length(values: Mapping[str, Any], *, instances: int | None = None, where: str | None = None) -> RunLength:
+def run_length(config: TrainConfig, *, instances: int | None = None, where: str | None = None) -> RunLength:
     """Steps and tokens of a run.
 
-    :param values: a resolved config.
+    :param config: a resolved config.
     :param instances: training instances in one epoch, needed when `max_duration` is in epochs.
     :param where: the config's name, for errors.
     :raises InputError: if the duration is not positive, or is in epochs and the data is unknown or too small.
     """
-    batch = values["global_train_batch_size"]
-    tokens_per_step = batch * values["model"]["max_sequence_length"]
+    batch = config.global_train_batch_size
+    tokens_per_step = batch * config.model.max_sequence_length
     if batch < 1:
         raise InputError(f"global_train_batch_size is {batch}", where=where, right="at least 1")
-    duration = values["max_duration"]
+    duration = config.max_duration
     asked_tokens = None
     if isinstance(duration, int):
         steps = duration
@@ -65,10 +64,10 @@ def run_length(values: Mapping[str, Any], *, instances: int | None = None, where
         raise InputError(f"max_duration {duration} is no training at all", where=where, right="at least one step")
     horizon_steps = steps
     horizon_tokens = steps * tokens_per_step if asked_tokens is None else asked_tokens
-    stops = [values["stop_at"]]
-    if not values["load_path"] or values["reset_trainer_state"]:
+    stops = [config.stop_at]
+    if not config.load_path or config.reset_trainer_state:
         # After a warm start that keeps its position it counts from there, which the config does not tell.
-        stops.append(values["stop_after"])
+        stops.append(config.stop_after)
     steps = min([steps, *(stop for stop in stops if stop is not None)])
     tokens = steps * tokens_per_step
     return RunLength(
@@ -91,14 +90,14 @@ def check_one_batch(instances: int, batch: int, *, where: str | None = None) -> 
         )
 
 
-def batch_per_rank(values: Mapping[str, Any], world_size: int, *, where: str | None = None) -> int:
+def batch_per_rank(config: TrainConfig, world_size: int, *, where: str | None = None) -> int:
     """Instances per rank and step.
 
     :param world_size: number of ranks.
     :param where: the config's name, for errors.
     :raises InputError: naming the numbers where they do not divide.
     """
-    batch, micro = values["global_train_batch_size"], values["device_train_microbatch_size"]
+    batch, micro = config.global_train_batch_size, config.device_train_microbatch_size
     if batch % world_size:
         near = [n for n in range(1, batch + 1) if batch % n == 0]
         raise InputError(
@@ -119,10 +118,10 @@ def batch_per_rank(values: Mapping[str, Any], world_size: int, *, where: str | N
     return per_rank
 
 
-def schedule_warnings(values: Mapping[str, Any], shape: ModelShape, length: RunLength) -> list[str]:
+def schedule_warnings(config: TrainConfig, shape: ModelShape, length: RunLength) -> list[str]:
     """What a run's length makes of its learning rate and its update periods that its author may not have meant, and
     what its sequences' length makes of its token mixers."""
-    of_length = [*learning_rate_warnings(values, length), *period_warnings(shape, length.steps)]
+    of_length = [*learning_rate_warnings(config, length), *period_warnings(shape, length.steps)]
     return [*of_length, *sequence_warnings(shape)]
 
 
@@ -149,21 +148,21 @@ def period_warnings(shape: ModelShape, steps: int) -> list[str]:
     ]
 
 
-def learning_rate_warnings(values: Mapping[str, Any], length: RunLength) -> list[str]:
+def learning_rate_warnings(config: TrainConfig, length: RunLength) -> list[str]:
     """What a schedule does that its author may not have meant."""
-    scheduler = values["scheduler"]
-    kind = SCHEDULERS.get(scheduler["name"])
-    in_tokens = scheduler["units"] == "tokens"
+    scheduler = config.scheduler
+    kind = SCHEDULERS.get(scheduler.name)
+    in_tokens = scheduler.units == "tokens"
     total = length.tokens if in_tokens else length.steps
     unit = "tokens" if in_tokens else "steps"
     warnings = []
-    if kind.warms_up and scheduler["t_warmup"] >= total:
-        share = scheduler["t_warmup"] / total
+    if kind.warms_up and scheduler.t_warmup >= total:
+        share = scheduler.t_warmup / total
         warnings.append(
-            f"warm-up of {format_count(scheduler['t_warmup'])} {unit} is {share:.1f} x the run:"
+            f"warm-up of {format_count(scheduler.t_warmup)} {unit} is {share:.1f} x the run:"
             " the peak learning rate is never reached"
         )
-    horizon = scheduler["t_max"]
+    horizon = scheduler.t_max
     if horizon is None:
         horizon = length.horizon_tokens if in_tokens else length.horizon_steps
     # Completing the last step goes beyond a horizon in tokens by less than a step, which is meant.

@@ -1,80 +1,30 @@
-"""The typed keys of a config: ai2-olmo's (a generated file) and ours, and turning text into typed values.
-
-No torch: `upstream_schema.json` is generated from ai2-olmo's dataclasses and tested equal to them.
-"""
+"""Turning the text of a config into its typed sections (`olmo_ext.base.sections`). No torch."""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
-import importlib.resources
-import json
 import math
 import re
+import types
+import typing
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
+from olmo_ext.base import sections, upstream_sections
 from olmo_ext.base.errors import InputError, did_you_mean
 from olmo_ext.base.quantities import parse_count, parse_fraction, parse_number, parse_seconds
 from olmo_ext.base.registry import Registry
+from olmo_ext.base.sections import OpenSection
 from olmo_ext.base.yaml_tree import Origins, as_text
 from olmo_ext.config.ranges import out_of_range
 from olmo_ext.config.schedulers import SCHEDULERS
-from olmo_ext.shapes.budget import EQUAL_WITHIN, QUANTITIES
 from olmo_ext.shapes.registry import ATTENTION_TYPES, FFN_TYPES, TAPER_SCHEDULES
 
 DEFAULT_ORDER_SEED = 6198
 """The seed of OLMo-2's published data order."""
 
-
-def _field(type_: str, default: Any = None, *, optional: bool = True, items: str | None = None) -> dict[str, Any]:
-    entry: dict[str, Any] = {"type": type_, "default": default, "optional": optional}
-    if items:
-        entry["items"] = {"type": items, "optional": False}
-    return entry
-
-
-OUR_KEYS: dict[str, dict[str, Any]] = {
-    "TrainConfig": {
-        "budget": _field("class:BudgetSection"),
-        "plugins": _field("list", [], optional=False, items="str"),
-        "node": _field("str"),
-    },
-    "ModelConfig": {
-        "ffn": _field("class:FFNSection", {}, optional=False),
-        "attention": _field("class:AttentionSection", {}, optional=False),
-    },
-    "DataConfig": {"subset": _field("str"), "corpus": _field("str")},
-    "FFNSection": {
-        "type": _field("str", "conventional", optional=False),
-        "d_ff": _field("count_or_list"),
-        "ratio": _field("float"),
-        "multiple_of": _field("int"),
-        "num_sub_mlps": _field("int", 1, optional=False),
-        "taper": _field("class:TaperSection"),
-    },
-    "TaperSection": {
-        "schedule": _field("str"),
-        "start": _field("float"),
-        "end": _field("float"),
-        "groups": _field("list", items="float"),
-        "widths": _field("list", items="int"),
-        "multiple_of": _field("int"),
-    },
-    "AttentionSection": {
-        "type": _field("text_or_list", "softmax", optional=False),
-        "head_dim": _field("int"),
-        "n_heads": _field("count_or_list"),
-        "n_kv_heads": _field("count_or_list"),
-    },
-    "BudgetSection": {
-        **{name: _field("int") for name in QUANTITIES},
-        "tolerance": _field("fraction", EQUAL_WITHIN, optional=False),
-        "attention": _field("text"),
-        "ffn": _field("text"),
-    },
-}
-"""What this package adds to OLMo's config, in the form of the generated schema."""
 
 OPEN_SECTIONS: dict[str, tuple[str, str, Registry[Any]]] = {
     "FFNSection": ("type", "type", FFN_TYPES),
@@ -87,33 +37,54 @@ OPEN_SECTIONS: dict[str, tuple[str, str, Registry[Any]]] = {
 SWEEP_WORDS = ("name", "base", "axes", "runs", "seeds", "seeds_change_data", "baseline", "unequal_budgets", "expected")
 """What a sweep file holds beside the keys of a config (`olmo_ext.config.sweep`)."""
 
-CHANGED_DEFAULTS: dict[str, dict[str, Any]] = {
-    # ai2-olmo's defaults are GPT-2's: dropout of 0.1 everywhere, which no current recipe uses.
-    "ModelConfig": {"attention_dropout": 0.0, "residual_dropout": 0.0, "embedding_dropout": 0.0},
-    # Upstream's default entity and tag are its authors' own.
-    "WandbConfig": {"entity": None, "tags": []},
-    "TrainConfig": {"distributed_strategy": "ddp"},
+SECTIONS: dict[str, type] = {
+    cls.__name__: cls
+    for module in (upstream_sections, sections)
+    for cls in vars(module).values()
+    if dataclasses.is_dataclass(cls) and isinstance(cls, type)
 }
-SPECIAL_TYPES = {
-    ("TrainConfig", "time_limit"): "seconds",
-    # OLMo's enumeration; here a registry, which plugins extend.
-    ("SchedulerConfig", "name"): "str",
-}
+"""The classes that a config's sections become, by name; ours stand for the ones of OLMo that they extend."""
 
 
 @functools.cache
 def load_schema() -> dict[str, Any]:
-    """The merged schema: {"classes": {name: {key: entry}}, "enums": {name: [values]}}."""
-    text = importlib.resources.files("olmo_ext.resources").joinpath("upstream_schema.json").read_text()
-    schema = json.loads(text)
-    for name, fields in OUR_KEYS.items():
-        schema["classes"].setdefault(name, {}).update(copy.deepcopy(fields))
-    for name, defaults in CHANGED_DEFAULTS.items():
-        for key, value in defaults.items():
-            schema["classes"][name][key]["default"] = value
-    for (name, key), type_ in SPECIAL_TYPES.items():
-        schema["classes"][name][key]["type"] = type_
-    return schema
+    """What the fields of the sections say: {"classes": {name: {key: entry}}, "enums": {name: [values]}}.
+
+    An entry is {"type": ..., "optional": ...} with "items" for lists and mappings, and "default" or "required".
+    """
+    enums: dict[str, list[str]] = {}
+    classes = {
+        name: {f.name: _entry(f, enums) for f in dataclasses.fields(cls) if f.name != "options"}
+        for name, cls in SECTIONS.items()
+        if cls is not OpenSection
+    }
+    return {"classes": classes, "enums": enums}
+
+
+def _entry(field: dataclasses.Field[Any], enums: dict[str, list[str]]) -> dict[str, Any]:
+    entry = _type_entry(field.type, enums)
+    if field.default is not dataclasses.MISSING:
+        return {**entry, "default": field.default}
+    if field.default_factory is not dataclasses.MISSING:
+        is_section = entry["type"].startswith("class:")
+        return {**entry, "default": {} if is_section else field.default_factory()}
+    return {**entry, "required": True}
+
+
+def _type_entry(hint: Any, enums: dict[str, list[str]]) -> dict[str, Any]:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        kind = hint.__metadata__[0]
+        if kind.startswith("enum:"):
+            enums[kind.removeprefix("enum:")] = list(typing.get_args(arguments[0]))
+        return {"type": kind, "optional": False}
+    if origin in (typing.Union, types.UnionType):
+        return {**_type_entry(arguments[0], enums), "optional": True}
+    if origin in (list, dict):
+        return {"type": origin.__name__, "items": _type_entry(arguments[-1], enums), "optional": False}
+    if hint.__name__ in SECTIONS:
+        return {"type": f"class:{hint.__name__}", "optional": False}
+    return {"type": hint.__name__, "optional": False}
 
 
 def parse_duration(value: Any) -> int | str:
@@ -197,12 +168,18 @@ def like_default(value: Any, default: Any) -> Any:
     return value
 
 
-def coerce_class(name: str, section: Any, *, key: str, origins: Origins, options: Mapping[str, Any]) -> dict:
+Section = TypeVar("Section")
+
+
+def coerce_class(
+    cls: type[Section], section: Any, *, key: str, origins: Origins, options: Mapping[str, Any]
+) -> Section:
     """Type every key of a section, fill defaults, and refuse unknown keys with the nearest known one.
 
     :param options: extra keys of an open section and their defaults.
     :raises InputError: naming the file, line and key path.
     """
+    name = cls.__name__
     fields = load_schema()["classes"][name]
     if not isinstance(section, Mapping):
         raise InputError(f"{section!r} is no section", where=_place(key, origins), right="it holds `key: value` lines")
@@ -232,14 +209,15 @@ def coerce_class(name: str, section: Any, *, key: str, origins: Origins, options
             default = copy.deepcopy(entry["default"])
             is_section = entry["type"].startswith("class:") and default is not None
             result[word] = coerce(default, entry, key=path, origins=origins) if is_section else default
+    typed: dict[str, Any] = {}
     for word, default in options.items():
         path = f"{key}.{word}" if key else word
         try:
             given = word in section and section[word] is not None
-            result[word] = like_default(section[word], default) if given else copy.deepcopy(default)
+            typed[word] = like_default(section[word], default) if given else copy.deepcopy(default)
         except ValueError as error:
             raise InputError(str(error), where=_place(path, origins)) from None
-    return result
+    return cls(**result, options=typed) if issubclass(cls, OpenSection) else cls(**result)
 
 
 def _owners(name: str, word: str) -> list[str]:
@@ -282,7 +260,7 @@ def coerce(value: Any, entry: Mapping[str, Any], *, key: str, origins: Origins) 
     if kind.startswith("class:"):
         name = kind.partition(":")[2]
         options = _options(name, value, key, origins)
-        return coerce_class(name, value, key=key, origins=origins, options=options)
+        return coerce_class(SECTIONS[name], value, key=key, origins=origins, options=options)
     try:
         if kind.startswith("enum:"):
             values = load_schema()["enums"][kind.partition(":")[2]]

@@ -20,6 +20,7 @@ A file with none of these words is a plain config: a sweep of one run. More than
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,11 +145,10 @@ def _load_members(
             except InputError as error:
                 place = f"{path}, run {name}" + (f", {error.where}" if error.where not in (None, "config") else "")
                 raise InputError(error.what, where=place, right=error.right) from None
-            if (wandb := config.values.get("wandb")) is not None:
-                wandb["name"] = name  # one given in the base would be every member's
-            runs.append(
-                SweepRun(name=name, group=member.name, seed=config.values["seed"], values=member.values, config=config)
-            )
+            if config.wandb is not None:
+                # One given in the base would be every member's.
+                config = dataclasses.replace(config, wandb=dataclasses.replace(config.wandb, name=name))
+            runs.append(SweepRun(name=name, group=member.name, seed=config.seed, values=member.values, config=config))
     return runs
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from olmo_ext.base.errors import InputError
+from olmo_ext.base.sections import DataConfig, TrainConfig
 from olmo_ext.config.corpus_manifest import refuse_cut_files
 from olmo_ext.config.schema import DEFAULT_ORDER_SEED
 from olmo_ext.data.repetition import RepetitionFilter
@@ -23,12 +24,12 @@ PREPARED = frozenset(f"{name}.npy" for name in PERPLEXITY_SETS)
 """Files of `olmo-ext eval --prepare`."""
 
 
-def training_paths(data: Mapping[str, Any]) -> list[str]:
+def training_paths(data: DataConfig) -> list[str]:
     """The token files of a `data` section in order: `paths`, or `datasets` by sorted label as upstream takes them.
 
     :raises InputError: if there are none, or both.
     """
-    paths, datasets = data.get("paths"), data.get("datasets")
+    paths, datasets = data.paths, data.datasets
     if paths and datasets:
         raise InputError("data.paths and data.datasets are both given", right="one of them")
     if datasets:
@@ -38,26 +39,27 @@ def training_paths(data: Mapping[str, Any]) -> list[str]:
     return [str(path) for path in paths]
 
 
-def order_seed(data: Mapping[str, Any]) -> int:
+def order_seed(data: DataConfig) -> int:
     """The seed of the order: `data.seed`, or the official one where the config leaves it out."""
-    seed = data.get("seed")
+    seed = data.seed
     return DEFAULT_ORDER_SEED if seed is None else int(seed)
 
 
-def open_subset(values: Mapping[str, Any]) -> Subset:
+def open_subset(config: TrainConfig) -> Subset:
     """The subset of a resolved config, checked against the config.
 
     :raises InputError: another sequence length, order seed or a smaller vocabulary.
     """
-    data, model = values["data"], values["model"]
-    if data.get("paths") and not data.get("corpus"):
+    data, model = config.data, config.model
+    if data.paths and not data.corpus:
         raise InputError("data.subset and data.paths are both given", right="one of them")
-    subset = Subset(data["subset"])
+    assert data.subset is not None
+    subset = Subset(data.subset)
     manifest, where = subset.manifest, str(subset.directory)
-    if manifest.sequence_length != model["max_sequence_length"]:
+    if manifest.sequence_length != model.max_sequence_length:
         raise InputError(
             f"its instances have {manifest.sequence_length} tokens, model.max_sequence_length is"
-            f" {model['max_sequence_length']}",
+            f" {model.max_sequence_length}",
             where=where,
             right="set one to the other: cutting instances again would be another order",
         )
@@ -67,35 +69,35 @@ def open_subset(values: Mapping[str, Any]) -> Subset:
             where=where,
             right="leave data.seed out, or fetch the subset of that seed",
         )
-    if manifest.vocabulary_size is not None and manifest.vocabulary_size > model["vocab_size"]:
+    if manifest.vocabulary_size is not None and manifest.vocabulary_size > model.vocab_size:
         raise InputError(
-            f"its vocabulary has {manifest.vocabulary_size:,} ids, model.vocab_size is {model['vocab_size']:,}",
+            f"its vocabulary has {manifest.vocabulary_size:,} ids, model.vocab_size is {model.vocab_size:,}",
             where=where,
             right="the model of this tokenizer",
         )
     return subset
 
 
-def inspect_training_files(values: Mapping[str, Any]) -> list[TokenFile]:
+def inspect_training_files(config: TrainConfig) -> list[TokenFile]:
     """Every token file of the config, looked at and checked."""
-    data, model = values["data"], values["model"]
-    kind = check_dtype(data["memmap_dtype"], model.get("vocab_size"), where="data.memmap_dtype")
+    data, model = config.data, config.model
+    kind = check_dtype(data.memmap_dtype, model.vocab_size, where="data.memmap_dtype")
     paths = training_paths(data)
     refuse_cut_files(paths)
     return inspect_files(
         paths,
         dtype=kind,
-        sequence_length=model["max_sequence_length"],
-        vocabulary_size=model.get("vocab_size"),
+        sequence_length=model.max_sequence_length,
+        vocabulary_size=model.vocab_size,
     )
 
 
-def _filter_settings(data: Mapping[str, Any]) -> dict[str, int] | None:
-    chosen = RepetitionFilter.from_config(data.get("instance_filter"))
+def _filter_settings(data: DataConfig) -> dict[str, int] | None:
+    chosen = RepetitionFilter.from_config(data.instance_filter)
     return None if chosen is None else chosen.to_json()
 
 
-def data_fingerprint(values: Mapping[str, Any]) -> dict[str, Any]:
+def data_fingerprint(config: TrainConfig) -> dict[str, Any]:
     """The training data of a resolved config, JSON-like.
 
     :return: `fingerprint`, `kind` (`files` or `subset`), `instances`, `tokens`, `order_seed`, `sequence_length`,
@@ -103,10 +105,10 @@ def data_fingerprint(values: Mapping[str, Any]) -> dict[str, Any]:
         `files` or `shards`.
     :raises InputError: naming the file that cannot be used.
     """
-    data = values["data"]
+    data = config.data
     found: dict[str, Any] = {}
-    if data.get("subset"):
-        manifest = open_subset(values).manifest
+    if data.subset:
+        manifest = open_subset(config).manifest
         found |= {"kind": "subset", "instances": manifest.instances, "order_seed": manifest.order_seed}
         found |= {"sequence_length": manifest.sequence_length, "dtype": manifest.dtype}
         found |= {"sequence": manifest.fingerprint, "shard_instances": manifest.shard_instances}
@@ -116,10 +118,10 @@ def data_fingerprint(values: Mapping[str, Any]) -> dict[str, Any]:
             found["source"] = f"{manifest.source_name}, seed {manifest.order_seed}, epoch {manifest.order_epoch}"
         content: Any = manifest.fingerprint
     else:
-        files = inspect_training_files(values)
-        masks = data.get("label_mask_paths") or []
+        files = inspect_training_files(config)
+        masks = data.label_mask_paths or []
         found |= {"kind": "files", "instances": sum(f.num_instances for f in files), "order_seed": order_seed(data)}
-        found |= {"sequence_length": values["model"]["max_sequence_length"], "dtype": data["memmap_dtype"]}
+        found |= {"sequence_length": config.model.max_sequence_length, "dtype": data.memmap_dtype}
         found["files"] = [[Path(file.path).name, file.num_bytes, file.sample] for file in files]
         content = [[file.num_bytes, file.sample] for file in files]
         if masks:
@@ -134,23 +136,23 @@ def data_fingerprint(values: Mapping[str, Any]) -> dict[str, Any]:
     return {"fingerprint": fingerprint_of({"content": content, **settings}), **found}
 
 
-def evaluation_fingerprints(values: Mapping[str, Any]) -> dict[str, str]:
+def evaluation_fingerprints(config: TrainConfig) -> dict[str, str]:
     """Fingerprint of the token files of every perplexity evaluator, by label."""
     found = {}
-    for evaluator in values.get("evaluators") or []:
-        if evaluator.get("type", "lm") != "lm":
+    for evaluator in config.evaluators:
+        if evaluator.type != "lm":
             continue
-        section, model = evaluator["data"], values["model"]
-        kind = check_dtype(section["memmap_dtype"], model.get("vocab_size"), where=f"evaluators: {evaluator['label']}")
-        length, paths = model["max_sequence_length"], training_paths(section)
+        section, model = evaluator.data, config.model
+        kind = check_dtype(section.memmap_dtype, model.vocab_size, where=f"evaluators: {evaluator.label}")
+        length, paths = model.max_sequence_length, training_paths(section)
         for path in map(Path, paths):
             if path.name in PREPARED and not path.exists():
                 right = f"`olmo-ext eval --prepare {path.parent}` fetches the papers' sets"
                 raise InputError("no such file", where=str(path), right=right)
         refuse_cut_files(paths)
-        files = inspect_files(paths, dtype=kind, sequence_length=length, vocabulary_size=model.get("vocab_size"))
+        files = inspect_files(paths, dtype=kind, sequence_length=length, vocabulary_size=model.vocab_size)
         content = [[file.num_bytes, file.sample] for file in files]
-        found[evaluator["label"]] = fingerprint_of([content, section["memmap_dtype"], length])
+        found[evaluator.label] = fingerprint_of([content, section.memmap_dtype, length])
     return found
 
 

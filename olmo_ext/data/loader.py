@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader
 from olmo_ext.base.errors import InputError, OlmoExtError, WorkError
 from olmo_ext.base.files import file_aside
 from olmo_ext.base.locks import locked
+from olmo_ext.base.sections import TrainConfig
 from olmo_ext.config.run_length import check_one_batch, run_length
 from olmo_ext.data.fingerprint import (
     compare_fingerprints,
@@ -252,18 +253,16 @@ class TrainLoader(DataLoader):
             yield batch
 
 
-def _needed_instances(values: Mapping[str, Any], available: int, *, subset: Path | None) -> int:
+def _needed_instances(config: TrainConfig, available: int, *, subset: Path | None) -> int:
     """Instances that one epoch must give, after the checks that the data is enough."""
-    batch = values["global_train_batch_size"]
+    batch = config.global_train_batch_size
     where = str(subset) if subset else "data.paths"
     check_one_batch(available, batch, where=where)
-    duration = values.get("max_duration")
-    if duration is None:
-        return available
-    steps = run_length(values, instances=available).steps
+    duration = config.max_duration
+    steps = run_length(config, instances=available).steps
     in_epochs = isinstance(duration, str) and duration.endswith("ep")
     if subset and not in_epochs and steps > available // batch:
-        length = values["model"]["max_sequence_length"]
+        length = config.model.max_sequence_length
         raise InputError(
             f"the subset holds {available:,} instances ({available // batch:,} steps of {batch}), the run needs"
             f" {steps * batch:,} ({steps * batch * length:,} tokens)",
@@ -273,52 +272,52 @@ def _needed_instances(values: Mapping[str, Any], available: int, *, subset: Path
     return steps * batch
 
 
-def build_train_loader(values: Mapping[str, Any], *, rank: int, world_size: int, work_dir: Path | str) -> TrainLoader:
+def build_train_loader(config: TrainConfig, *, rank: int, world_size: int, work_dir: Path | str) -> TrainLoader:
     """The loader of one rank.
 
     A subset is read as it stands. A second epoch over a subset, which only a duration in epochs asks for, is a
     shuffle of the subset by `seed + epoch`; it is not the source's second epoch.
 
-    :param values: a resolved config.
+    :param config: a resolved config.
     :param work_dir: where a large order is kept, shared by the ranks of a node.
     :raises InputError: before step 1, naming the file and numbers, for data that cannot be used.
     """
-    data, model, batch = values["data"], values["model"], values["global_train_batch_size"]
+    data, model, batch = config.data, config.model, config.global_train_batch_size
     if batch % world_size:
         right = f"a multiple of {world_size}, or another number of ranks"
         raise InputError(f"global_train_batch_size {batch} does not divide over {world_size} ranks", right=right)
-    repetition_filter = RepetitionFilter.from_config(data.get("instance_filter"))
+    repetition_filter = RepetitionFilter.from_config(data.instance_filter)
     options: dict[str, Any] = {}
-    if data.get("generate_attention_mask"):
-        if model.get("pad_token_id") is None:
+    if data.generate_attention_mask:
+        if model.pad_token_id is None:
             raise InputError("data.generate_attention_mask is on", right="give model.pad_token_id, which it masks")
-        options["attention_mask_for"] = model["pad_token_id"]
-    if data.get("generate_doc_lengths"):
-        if model.get("eos_token_id") is None:
+        options["attention_mask_for"] = model.pad_token_id
+    if data.generate_doc_lengths:
+        if model.eos_token_id is None:
             raise InputError(
                 "data.generate_doc_lengths is on", right="give model.eos_token_id, where it ends documents"
             )
-        options["document_lengths_by"] = model["eos_token_id"]
-    if data.get("subset"):
-        subset = open_subset(values)
-        if data.get("label_mask_paths"):
+        options["document_lengths_by"] = model.eos_token_id
+    if data.subset:
+        subset = open_subset(config)
+        if data.label_mask_paths:
             raise InputError("data.label_mask_paths do not belong to a subset", right="data.paths with their masks")
-        reader, seed, directory = subset.reader(model["vocab_size"]), subset.manifest.order_seed, subset.directory
+        reader, seed, directory = subset.reader(model.vocab_size), subset.manifest.order_seed, subset.directory
         if repetition_filter is not None and repetition_filter == subset.filter():
             options["mask"] = subset.mask()
     else:
-        files = inspect_training_files(values)
+        files = inspect_training_files(config)
         counts = [file.num_instances for file in files]
         seed, directory = order_seed(data), None
         reader = TokenReader(
             [file.path for file in files],
             counts,
-            dtype=np.dtype(data["memmap_dtype"]),
-            sequence_length=model["max_sequence_length"],
-            vocabulary_size=model.get("vocab_size"),
+            dtype=np.dtype(data.memmap_dtype),
+            sequence_length=model.max_sequence_length,
+            vocabulary_size=model.vocab_size,
         )
-        if data.get("label_mask_paths"):
-            options["label_masks"] = _label_masks(data["label_mask_paths"], files=files, values=values)
+        if data.label_mask_paths:
+            options["label_masks"] = _label_masks(data.label_mask_paths, files=files, config=config)
     instances = TokenInstances(reader, repetition_filter=repetition_filter, **options)
     dataset = OrderedDataset(
         instances,
@@ -328,24 +327,24 @@ def build_train_loader(values: Mapping[str, Any], *, rank: int, world_size: int,
         world_size=world_size,
         work_dir=Path(work_dir),
         in_order=directory is not None,
-        needed=_needed_instances(values, len(instances), subset=directory),
+        needed=_needed_instances(config, len(instances), subset=directory),
     )
-    workers = data.get("num_workers") or 0
+    workers = data.num_workers or 0
     return TrainLoader(
         dataset,
         batch_size=batch // world_size,
         collate_fn=collate,
         num_workers=workers,
-        pin_memory=bool(data.get("pin_memory")) and torch.cuda.is_available(),
-        prefetch_factor=data.get("prefetch_factor") if workers else None,
-        persistent_workers=bool(data.get("persistent_workers")) if workers else False,
-        timeout=data.get("timeout") or 0,
+        pin_memory=bool(data.pin_memory) and torch.cuda.is_available(),
+        prefetch_factor=data.prefetch_factor if workers else None,
+        persistent_workers=bool(data.persistent_workers) if workers else False,
+        timeout=data.timeout or 0,
     )
 
 
-def _label_masks(paths: Sequence[str], *, files: Sequence[Any], values: Mapping[str, Any]) -> TokenReader:
+def _label_masks(paths: Sequence[str], *, files: Sequence[Any], config: TrainConfig) -> TokenReader:
     """Readers of the masks, one byte a token, checked against the token files."""
-    length = values["model"]["max_sequence_length"]
+    length = config.model.max_sequence_length
     if len(paths) != len(files):
         raise InputError(f"{len(paths)} data.label_mask_paths for {len(files)} data.paths", right="one each")
     masks = inspect_files(paths, dtype=np.dtype(np.uint8), sequence_length=length, vocabulary_size=2)

@@ -10,11 +10,11 @@ Nearly every instance is cleared by a few hundred comparisons (see `_may_repeat`
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
+
+from olmo_ext.base.upstream_sections import InstanceFilterConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,11 +26,9 @@ class RepetitionFilter:
     repetition_max_count: int = 32
 
     @classmethod
-    def from_config(cls, section: Mapping[str, Any] | None) -> RepetitionFilter | None:
+    def from_config(cls, section: InstanceFilterConfig | None) -> RepetitionFilter | None:
         """The filter of a resolved config's `data.instance_filter`, None where it is off."""
-        if section is None:
-            return None
-        return cls(**{name: int(section[name]) for name in cls.__dataclass_fields__ if section.get(name) is not None})
+        return None if section is None else cls(**asdict(section))
 
     def to_json(self) -> dict[str, int]:
         """The settings as a manifest and a fingerprint hold them."""

@@ -8,29 +8,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from olmo_ext.base.errors import InputError
+from olmo_ext.base.sections import TrainConfig
 from olmo_ext.config.run_length import run_length
 
 SeedAndEpoch = tuple[int, int]
 MOST_TOLD = 3
 
 
-def epochs_begun(values: Mapping[str, Any], instances: int | None) -> int | None:
+def epochs_begun(config: TrainConfig, instances: int | None) -> int | None:
     """How many epochs a run reads from, at least 1; None where neither its duration nor its data tells.
 
-    :param values: a resolved config.
+    :param config: a resolved config.
     :param instances: training instances of one epoch, None where the data is not there.
     """
-    duration = str(values["max_duration"])
+    duration = str(config.max_duration)
     if instances is None:
         return int(duration[:-2]) if duration.endswith("ep") else None
     try:
-        steps = run_length(values, instances=instances).steps
+        steps = run_length(config, instances=instances).steps
     except InputError:
         return None  # said by the checks of data and duration
-    return max(1, math.ceil(steps / max(1, instances // values["global_train_batch_size"])))
+    return max(1, math.ceil(steps / max(1, instances // config.global_train_batch_size)))
 
 
 def orders_shared(epochs: Mapping[SeedAndEpoch, int]) -> list[tuple[SeedAndEpoch, SeedAndEpoch]]:
@@ -48,7 +48,7 @@ def orders_shared(epochs: Mapping[SeedAndEpoch, int]) -> list[tuple[SeedAndEpoch
     return shared
 
 
-def order_warnings(runs: Iterable[tuple[Mapping[str, Any], int | None]]) -> list[str]:
+def order_warnings(runs: Iterable[tuple[TrainConfig, int | None]]) -> list[str]:
     """What to say of the orders of several runs.
 
     :param runs: resolved configs, each with the training instances of an epoch where they are known. A subset of the
@@ -56,12 +56,13 @@ def order_warnings(runs: Iterable[tuple[Mapping[str, Any], int | None]]) -> list
     """
     epochs: dict[SeedAndEpoch, int] = {}
     unknown = False
-    for values, instances in runs:
-        if values["data"].get("subset"):
+    for config, instances in runs:
+        if config.data.subset:
             continue
-        begun = epochs_begun(values, instances)
+        begun = epochs_begun(config, instances)
         unknown |= begun is None
-        key = (values["data"]["seed"], values["epoch"] or 0)
+        assert config.data.seed is not None  # `load_run_config` fills it
+        key = (config.data.seed, config.epoch or 0)
         epochs[key] = max(epochs.get(key, 1), 2 if begun is None else begun)
     shared = orders_shared(epochs)
     condition = ", if a run is longer than an epoch" if unknown else ""

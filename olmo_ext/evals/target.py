@@ -13,6 +13,7 @@ import torch
 
 from olmo_ext.base.errors import InputError
 from olmo_ext.base.run_directory import RunDirectory
+from olmo_ext.base.sections import TrainConfig
 from olmo_ext.data.tokenizer import Tokenizer, load_tokenizer
 from olmo_ext.training.checkpoint import CheckpointStore, checkpoint_fingerprint
 
@@ -92,7 +93,7 @@ class Target:
     run: RunDirectory | None
     """The run's folder, which the results go into; None for a Hugging Face model."""
 
-    config: dict[str, Any] | None
+    config: TrainConfig | None
     """The run's resolved config."""
 
     @property
@@ -117,24 +118,22 @@ def _load_run(directory: Path, step: int | None, device: str, precision: str) ->
         )
     found = int(folder.name.removeprefix("step"))
     module, config = load_model_from_run(directory, step=found, device=device)
-    values = config.values
-    section = values["model"]
     tokenizer = load_tokenizer(
-        values["tokenizer"]["identifier"],
-        eos_token_id=section["eos_token_id"],
-        pad_token_id=section["pad_token_id"],
+        config.tokenizer.identifier,
+        eos_token_id=config.model.eos_token_id,
+        pad_token_id=config.model.pad_token_id,
     )
     return Target(
         name=run.name,
         model=EvaluatedModel(
-            module.eval(), max_sequence_length=section["max_sequence_length"], device=device, precision=precision
+            module.eval(), max_sequence_length=config.model.max_sequence_length, device=device, precision=precision
         ),
         tokenizer=tokenizer,
         stop_token_ids=(tokenizer.eos_token_id,),
         step=found,
         checkpoint_sha256=checkpoint_fingerprint(folder),
         run=run,
-        config=values,
+        config=config,
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from olmo_ext.base.errors import InputError
+from olmo_ext.base.sections import TrainConfig
 from olmo_ext.data.tokenizer import Tokenizer, load_tokenizer
 from olmo_ext.data.tokens import check_dtype, inspect_files
 from olmo_ext.data.validation_sets import PERPLEXITY_SETS
@@ -26,19 +27,18 @@ class TokenSet:
     dtype: str
 
 
-def token_sets_of_config(values: dict) -> list[TokenSet]:
+def token_sets_of_config(config: TrainConfig) -> list[TokenSet]:
     """The language-modelling sets of a run's evaluators."""
-    found = []
-    for evaluator in values.get("evaluators") or []:
-        if evaluator.get("type", "lm") != "lm":
+    sets = []
+    for evaluator in config.evaluators:
+        if evaluator.type != "lm":
             continue
-        data = evaluator["data"]
-        dtype = data.get("memmap_dtype") or values["data"]["memmap_dtype"]
-        if data.get("paths"):
-            found.append(TokenSet(name=evaluator["label"], paths=tuple(map(str, data["paths"])), dtype=dtype))
-        for name, paths in sorted((data.get("datasets") or {}).items()):
-            found.append(TokenSet(name=name, paths=tuple(map(str, paths)), dtype=dtype))
-    return found
+        data = evaluator.data
+        if data.paths:
+            sets.append(TokenSet(name=evaluator.label, paths=tuple(data.paths), dtype=data.memmap_dtype))
+        for name, paths in sorted((data.datasets or {}).items()):
+            sets.append(TokenSet(name=name, paths=tuple(paths), dtype=data.memmap_dtype))
+    return sets
 
 
 def require_vocabulary(tokenizer: Tokenizer, of_tokens: Tokenizer, *, where: str) -> None:

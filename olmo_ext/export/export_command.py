@@ -30,6 +30,7 @@ def export(run: Path, output: Path, step: int | None, tokenizer: str | None, as_
     mismatch names the layer and leaves nothing.
     """
     from olmo_ext.base.run_directory import RunDirectory
+    from olmo_ext.base.sections import plain_section
     from olmo_ext.data.tokenizer import load_tokenizer
     from olmo_ext.export.card import loading_lines, origin_of
     from olmo_ext.export.folder import export_model
@@ -39,12 +40,14 @@ def export(run: Path, output: Path, step: int | None, tokenizer: str | None, as_
     store = CheckpointStore(RunDirectory(run).checkpoints, report=lambda line: click.echo(line, err=True))
     newest = store.newest_complete() if step is None else store.folder(step)
     model, config = load_model_from_run(run, step=None if newest is None else int(newest.name.removeprefix("step")))
-    section = config.values["model"]
-    ends = {"eos_token_id": section["eos_token_id"], "pad_token_id": section["pad_token_id"]}
-    text = load_tokenizer(tokenizer or config.values["tokenizer"]["identifier"], **ends)
+    section = config.model
+    ends = {"eos_token_id": section.eos_token_id, "pad_token_id": section.pad_token_id}
+    text = load_tokenizer(tokenizer or config.tokenizer.identifier, **ends)
     assert newest is not None  # load_model_from_run refuses a run without one
-    origin = origin_of(newest, config.values["run_name"])
-    result = export_model(model, model=section, shape=config.shape, tokenizer=text, target=output, origin=origin)
+    origin = origin_of(newest, str(config.run_name))
+    result = export_model(
+        model, model=plain_section(section), shape=config.shape, tokenizer=text, target=output, origin=origin
+    )
     _say(
         result,
         as_json,

@@ -13,6 +13,7 @@ import yaml
 
 from olmo_ext.base.errors import InputError
 from olmo_ext.base.files import folder_aside, put_in_place
+from olmo_ext.base.sections import plain_section
 from olmo_ext.hf.configs import disagreement
 from olmo_ext.hf.names import to_olmo
 from olmo_ext.hf.reading import load_safetensors, name_table, read_config, read_weights
@@ -92,11 +93,11 @@ def import_model(source: Path, target: Path, *, say: Callable[[str], None] = lam
         tokenizer = _copy_tokenizer(source, aside, target, values, say=say)
         run = load_run_config(values)
         if config is not None and "olmo_model" in config:
-            if what := disagreement(config, run.values["model"], run.shape):
+            if what := disagreement(config, plain_section(run.model), run.shape):
                 raise InputError(what, where=str(source / "config.json"), right="the file that `olmo-ext export` wrote")
         model = build_model(run, device="meta").to_empty(device="cpu")
         if config is not None:
-            table = name_table(run.values["model"], run.shape, config["model_type"])
+            table = name_table(plain_section(run.model), run.shape, config["model_type"])
             tensors = read_weights(source)
             if run.shape.weight_tying:
                 tensors.pop("lm_head.weight", None)
@@ -179,7 +180,7 @@ def _verify(model: Any, source: Path, kind: str, tokenizer: Any, run: Any) -> No
     length = verify.length_for(run.shape, least=32)
     if tokenizer is None:
         generator = torch.Generator().manual_seed(0)
-        tokens = torch.randint(0, run.values["model"]["vocab_size"], (2, length), generator=generator)
+        tokens = torch.randint(0, run.model.vocab_size, (2, length), generator=generator)
     else:
         tokens = verify.real_tokens(tokenizer.encode, length=length)
     verify.compare_models(model, verify.load_with_our_code(source, kind), tokens)
@@ -191,7 +192,7 @@ def _write_run(folder: Path, run: Any, model: Any, source: Path) -> None:
     from olmo_ext.training.provenance import build_provenance, shape_json
 
     directory = RunDirectory(folder)
-    directory.write_config(run.values)
+    directory.write_config(run.plain())
     directory.write_shape(shape_json(run))
     provenance = build_provenance(device="cpu", world_size=1, data={})
     directory.write_provenance(provenance | {"imported_from": str(source.resolve())})

@@ -18,6 +18,7 @@ is not.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -51,11 +52,10 @@ def node_settings(config: RunConfig, placement: Placement) -> Mapping[str, Any]:
 
     :raises InputError: if the batch does not divide, or nothing makes the model fit.
     """
-    values = config.values
     world = placement.world_size
-    per_device, remainder = divmod(values["global_train_batch_size"], world)
+    per_device, remainder = divmod(config.global_train_batch_size, world)
     if remainder or not per_device:
-        batch_per_rank({**values, "device_train_microbatch_size": 1}, world)
+        batch_per_rank(dataclasses.replace(config, device_train_microbatch_size=1), world)
     settings: dict[str, Any] = {
         "node": placement.node.name,
         "precision": "amp_bf16",
@@ -74,7 +74,7 @@ def node_settings(config: RunConfig, placement: Placement) -> Mapping[str, Any]:
             sharding=sharding,
             replicas=placement.num_nodes,
             checkpointing=checkpointing,
-            z_loss=bool(values["softmax_auxiliary_loss"]),
+            z_loss=bool(config.softmax_auxiliary_loss),
         )
         memory = placement.node.gpu.usable_memory
         micro_batch = largest_micro_batch(config.shape, config.counts, step, memory=memory, per_device=per_device)
@@ -102,30 +102,28 @@ def node_settings(config: RunConfig, placement: Placement) -> Mapping[str, Any]:
 
 def estimate(config: RunConfig, placement: Placement) -> MemoryEstimate:
     """Memory per GPU of a config as it will really run."""
-    values = config.values
-    per_device = batch_per_rank(values, placement.world_size)
+    per_device = batch_per_rank(config, placement.world_size)
     step = StepSettings.of(
-        values,
-        strategy=values["distributed_strategy"],
-        checkpointing=values["activation_checkpointing"],
+        config,
+        strategy=config.distributed_strategy,
+        checkpointing=config.activation_checkpointing,
         num_devices=placement.world_size,
         nodes=placement.num_nodes,
     )
-    micro_batch = min(values["device_train_microbatch_size"], per_device)
+    micro_batch = min(config.device_train_microbatch_size, per_device)
     return estimate_memory(config.shape, config.counts, step, micro_batch=micro_batch)
 
 
 def describe(config: RunConfig, placement: Placement) -> str:
     """One line on how a run will run."""
-    values = config.values
     needed = estimate(config, placement)
     words = [
-        values["distributed_strategy"] or "single",
-        values["precision"] or "fp32",
-        "flash-attn" if values["model"]["flash_attention"] else "SDPA",
-        "compiled" if values["compile"] is not None else "eager",
+        config.distributed_strategy or "single",
+        config.precision or "fp32",
+        "flash-attn" if config.model.flash_attention else "SDPA",
+        "compiled" if config.compile is not None else "eager",
         f"micro-batch {needed.micro_batch}",
-        f"checkpointing {values['activation_checkpointing'] or 'off'}",
+        f"checkpointing {config.activation_checkpointing or 'off'}",
         f"{format_bytes(needed.total)} of {format_bytes(placement.node.gpu.usable_memory)} a GPU",
     ]
     return ", ".join(words)

@@ -69,7 +69,7 @@ def prepare(sweep: Sweep, runs_directory: Path, members: list[Member]) -> None:
             member.directory.write_state(state)
         elif not member.directory.state_path.exists():
             member.directory.write_state(state)
-        member.directory.write_config(member.run.config.values)
+        member.directory.write_config(member.run.config.plain())
 
 
 def busy_runs(members: Sequence[Member], sweep_directory: Path, queue: Mapping[str, str] | None) -> dict[str, str]:

@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from olmo_ext.base.errors import InputError
+from olmo_ext.config.run_config import RunConfig
 from olmo_ext.config.run_length import run_length
 
 
-def fetch_arguments(configs: Sequence[Mapping[str, Any]], *, parts: int, source: str | None) -> list[str]:
+def fetch_arguments(configs: Sequence[RunConfig], *, parts: int, source: str | None) -> list[str]:
     """Arguments of `olmo-ext` that fetch what the longest run reads; `{part}` stands for the array element's number.
 
-    :param configs: the values of every run's config.
+    :param configs: every run's config.
     :param parts: jobs that share the work.
     :param source: a source or manifest as `data fetch` takes it; its default if None.
     :raises InputError: if the runs read no subset, or several, or their length depends on the data.
     """
-    subsets = {str(values["data"]["subset"]) for values in configs}
+    subsets = {str(config.data.subset) for config in configs}
     if subsets == {"None"} or len(subsets) != 1:
         found = "no data.subset" if subsets == {"None"} else ", ".join(sorted(subsets))
         raise InputError(f"the runs read {found}", where="--fetch", right="one data.subset for all runs")
     subset = subsets.pop()
-    seeds = {int(values["data"]["seed"]) for values in configs}
+    seeds = {config.data.seed for config in configs}
     if len(seeds) != 1:
-        raise InputError(f"the runs read the orders of seeds {sorted(seeds)}", where="--fetch", right="one data.seed")
-    instances = max(run_length(values).steps * values["global_train_batch_size"] for values in configs)
+        raise InputError(
+            f"the runs read the orders of seeds {sorted(seeds, key=str)}", where="--fetch", right="one data.seed"
+        )
+    instances = max(run_length(config).steps * config.global_train_batch_size for config in configs)
     return [
         "data",
         "fetch",

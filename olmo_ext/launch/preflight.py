@@ -12,6 +12,7 @@ from typing import Any
 from olmo_ext.base.errors import InputError
 from olmo_ext.base.nodes import load_hardware
 from olmo_ext.base.quantities import format_bytes, format_count
+from olmo_ext.base.sections import TrainConfig
 from olmo_ext.config.run_length import batch_per_rank, check_one_batch, run_length, schedule_warnings
 from olmo_ext.config.sweep import Sweep
 from olmo_ext.config.sweep_run import SweepRun
@@ -80,18 +81,17 @@ def _check_run(sweep: Sweep, run: SweepRun, placement: Placement | None, finding
     from olmo_ext.training.requirements import check_requirements
     from olmo_ext.weights_and_biases.live_run import check_names
 
-    where = f"{sweep.source}, run {run.name}"
-    values = run.config.values
-    if values["node"] is not None:
-        load_hardware().node(values["node"], where=f"{sweep.source}, node")
-    batch_per_rank(values, placement.world_size if placement else 1, where=where)
-    check_requirements(values, where=where, trains_here=placement is None)
+    where, config = f"{sweep.source}, run {run.name}", run.config
+    if config.node is not None:
+        load_hardware().node(config.node, where=f"{sweep.source}, node")
+    batch_per_rank(config, placement.world_size if placement else 1, where=where)
+    check_requirements(config, where=where, trains_here=placement is None)
     try:
-        for text in schedule_warnings(values, run.config.shape, run_length(values)):
+        for text in schedule_warnings(config, config.shape, run_length(config)):
             findings.add_warning(text)
     except InputError:
         pass  # in epochs: the data check counts them
-    check_names(values, sweep=sweep.name, run=run.name)
+    check_names(config.plain(), sweep=sweep.name, run=run.name)
     if placement is not None:
         needed, memory = estimate(run.config, placement).total, placement.node.gpu.usable_memory
         groups = findings.settings.setdefault(describe(run.config, placement), [])
@@ -106,41 +106,40 @@ def _check_run(sweep: Sweep, run: SweepRun, placement: Placement | None, finding
 
 
 def _data_key(run: SweepRun) -> str:
-    values = run.config.values
     length = ("max_duration", "stop_at", "stop_after", "load_path", "reset_trainer_state", "global_train_batch_size")
-    needed = [values[key] for key in ("data", "evaluators", *length)]
-    return json.dumps([needed, values["model"]["max_sequence_length"], values["model"]["vocab_size"]], default=str)
+    config = run.config.plain()
+    needed = [config[key] for key in ("data", "evaluators", *length)]
+    return json.dumps([needed, run.config.model.max_sequence_length, run.config.model.vocab_size], default=str)
 
 
 def _check_data(runs: Sequence[SweepRun], findings: Findings, *, will_be_fetched: bool) -> None:
     """The training data is there, is whole, and is long enough; so are the evaluation sets."""
     from olmo_ext.data.fingerprint import data_fingerprint, evaluation_fingerprints
 
-    for run in {_data_key(run): run for run in reversed(list(runs))}.values():
-        values = run.config.values
-        paths = [str(path) for path in values["data"]["paths"] or []]
+    for config in {_data_key(run): run.config for run in reversed(list(runs))}.values():
+        paths = [str(path) for path in config.data.paths or []]
         if any("://" in path for path in paths):
             findings.add_warning("data.paths are remote: their length is seen when a run starts")
             continue
         try:
             if not will_be_fetched:
-                _check_length(values, data_fingerprint(values))
+                _check_length(config, data_fingerprint(config))
         except InputError as error:
             findings.add_error(str(error))
         try:
-            evaluation_fingerprints(values)
+            evaluation_fingerprints(config)
         except InputError as error:
             findings.add_error(str(error))
 
 
-def _check_length(values: dict[str, Any], found: dict[str, Any]) -> None:
-    batch, instances = values["global_train_batch_size"], found["instances"]
-    where = str(values["data"].get("subset") or "data")
-    steps = run_length(values, instances=instances, where=where).steps
+def _check_length(config: TrainConfig, found: dict[str, Any]) -> None:
+    batch, instances = config.global_train_batch_size, found["instances"]
+    where = str(config.data.subset or "data")
+    steps = run_length(config, instances=instances, where=where).steps
     check_one_batch(instances, batch, where=where)
-    in_epochs = str(values["max_duration"]).endswith("ep")
+    in_epochs = str(config.max_duration).endswith("ep")
     if found["kind"] == "subset" and not in_epochs and steps > instances // batch:
-        needed = steps * batch * values["model"]["max_sequence_length"]
+        needed = steps * batch * config.model.max_sequence_length
         raise InputError(
             f"the subset holds {format_count(found['tokens'])} tokens, the run needs {format_count(needed)}",
             where=where,
@@ -164,7 +163,7 @@ def _check_space(runs: Sequence[SweepRun], sweep_directory: Path, findings: Find
     while not probe.exists():
         probe = probe.parent
     free = shutil.disk_usage(probe).free
-    sizes = [estimated_bytes(run.config.values, run.config.shape) for run in runs]
+    sizes = [estimated_bytes(run.config, run.config.shape) for run in runs]
     # What other runs hold, or a run more than its newest one, makes no room for a checkpoint that is not there yet.
     present = [_newest_checkpoint_bytes(sweep_directory / run.name / "checkpoints") for run in runs]
     least = sum(max(0, size - there) for size, there in zip(sizes, present, strict=True)) + max(sizes)
@@ -179,24 +178,24 @@ def _check_space(runs: Sequence[SweepRun], sweep_directory: Path, findings: Find
 
 def _check_orders(sweep: Sweep, findings: Findings) -> None:
     """Of all the runs, the finished ones too: it is with them that the others will be compared."""
-    if len({(run.config.values["data"]["seed"], run.config.values["epoch"]) for run in sweep.runs}) == 1:
+    if len({(run.config.data.seed, run.config.epoch) for run in sweep.runs}) == 1:
         return
     known: dict[str, int | None] = {}
     for run in sweep.runs:
         key = _data_key(run)
         if key not in known:
-            known[key] = _instances(run.config.values)
-    for text in order_warnings((run.config.values, known[_data_key(run)]) for run in sweep.runs):
+            known[key] = _instances(run.config)
+    for text in order_warnings((run.config, known[_data_key(run)]) for run in sweep.runs):
         findings.add_warning(text)
 
 
-def _instances(values: dict[str, Any]) -> int | None:
+def _instances(config: TrainConfig) -> int | None:
     """Of one epoch; None for data that is not here, which `_check_data` tells."""
     from olmo_ext.data.fingerprint import data_fingerprint
 
-    if any("://" in str(path) for path in values["data"]["paths"] or []):
+    if any("://" in str(path) for path in config.data.paths or []):
         return None
     try:
-        return data_fingerprint(values)["instances"]
+        return data_fingerprint(config)["instances"]
     except InputError:
         return None

@@ -127,7 +127,7 @@ class _Launch:
         from olmo_ext.launch.missing_data import fetch_arguments
 
         assert self.request.fetch_parts is not None
-        configs = [member.run.config.values for member in self.missing]
+        configs = [member.run.config for member in self.missing]
         return fetch_arguments(configs, parts=self.request.fetch_parts, source=self.request.fetch_source)
 
     def fetch_command(self, folder: Path) -> list[str]:
@@ -340,7 +340,7 @@ def _submit_all(launch: _Launch) -> None:
 
 def _submit_runs(launch: _Launch) -> list[str]:
     directory = launch.sweep_directory
-    plugins = [name for member in launch.missing for name in member.run.config.values["plugins"]]
+    plugins = [name for member in launch.missing for name in member.run.config.plugins]
     code = freeze_code(directory, plugins)
     prepare(launch.sweep, directory.parent, launch.missing)
     (directory / "logs").mkdir(exist_ok=True)

@@ -174,7 +174,7 @@ def _run_by_hand(arguments: Sequence[str], environment: Mapping[str, str], gpus:
         raise InputError(f"element {index} of a sweep of {len(sweep.runs)} runs", where=arguments[0])
     member = members_of(sweep, runs_directory)[index]
     _refuse_another_job(member.directory)
-    code = freeze_code(runs_directory / sweep.name, member.run.config.values["plugins"])
+    code = freeze_code(runs_directory / sweep.name, member.run.config.plugins)
     prepare(sweep, runs_directory, [member])
     link_code(member.directory.path, code)
     print(f"{member.run.name}: {describe(member.run.config, placement)}", file=sys.stderr)

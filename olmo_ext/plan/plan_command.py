@@ -76,10 +76,10 @@ def load_plans(
                 config = by_group[group].config
                 name = group if seeds[group] == 1 else f"{group} ({seeds[group]} seeds)"
                 plans.append(plan_run(name, config, machine_of(config)))
-            remarks += order_warnings((run.config.values, None) for run in sweep.runs)
+            remarks += order_warnings((run.config, None) for run in sweep.runs)
         else:
             config = load_run_config(path, overrides)
-            plans.append(plan_run(config.values["run_name"], config, machine_of(config)))
+            plans.append(plan_run(str(config.run_name), config, machine_of(config)))
     return plans, remarks
 
 
@@ -145,7 +145,7 @@ def render(plan: RunPlan, *, said: Sequence[str] = ()) -> list[str]:
 
     :param said: notes and warnings that are shown elsewhere.
     """
-    shape, counts, budget = plan.config.shape, plan.config.counts, plan.config.budget
+    shape, counts, budget = plan.config.shape, plan.config.counts, plan.config.budget_report
     parameters = counts.parameters()
     groups = ", ".join(f"{name} {format_count(parameters[name])}" for name in ("attention", "ffn", "norm"))
     tables = f"embedding {format_count(counts.embedding)}, head {format_count(counts.head)}"
@@ -194,7 +194,7 @@ def _memory_lines(plan: RunPlan) -> list[str]:
     where = f"{plan.machine.num_gpus} devices, {plan.strategy}" if plan.strategy else "one device"
     parts = ["weights", "gradients", "moments", *(["sums"] if first.sums else []), "copies"]
     fixed = ", ".join(f"{name} {format_bytes(getattr(first, name))}" for name in parts)
-    precision = plan.config.values["precision"] or "fp32"
+    precision = plan.config.precision or "fp32"
     lines = [f"  memory      {format_bytes(first.fixed)} fixed ({fixed}; {where}, {precision})"]
     for way in plan.memory:
         kept = "all activations" if way.checkpointing is None else way.checkpointing
@@ -216,7 +216,7 @@ def summary(plans: Sequence[RunPlan]) -> list[str]:
     head = f"{'run':{width}} {'non-emb.':>9} {'budget':>8} {'total':>9} {'MFLOP/tok':>10} {'KV B/tok':>9} {'tokens':>8}"
     lines = [head]
     for plan in plans:
-        counts, budget = plan.config.counts, plan.config.budget
+        counts, budget = plan.config.counts, plan.config.budget_report
         lines.append(
             f"{plan.name:{width}} {format_count(counts.non_embedding):>9} "
             f"{'-' if budget is None else f'{budget.deviation:+.3%}':>8} {format_count(counts.total):>9} "
@@ -224,7 +224,7 @@ def summary(plans: Sequence[RunPlan]) -> list[str]:
             f"{'-' if plan.length is None else format_count(plan.length.tokens):>8}"
         )
     costs = [plan.config.counts.training_flops_per_token for plan in plans]
-    targets = {(b.quantity, b.target) if (b := plan.config.budget) else ("none", 0) for plan in plans}
+    targets = {(b.quantity, b.target) if (b := plan.config.budget_report) else ("none", 0) for plan in plans}
     equal = len(targets) == 1 and next(iter(targets))[0] in ("non_embedding", "total")
     if equal and max(costs) > 1.02 * min(costs):
         lines.append(
@@ -286,7 +286,7 @@ def plan(
         given = measured_mfu(mfu_from)
 
     def machine_of(config: RunConfig) -> Machine:
-        name = node_name or config.values["node"]
+        name = node_name or config.node
         node = None if name is None else hardware.node(name, where="--node" if node_name else "node")
         count = gpus or (node.gpus_per_node if node else 1)
         if given is not None and node is None:

@@ -82,7 +82,7 @@ class RunPlan:
                 "attention_width": [layer.attention.width for layer in shape.layers],
             },
             **counts.to_json(),
-            "budget": None if self.config.budget is None else self.config.budget.to_json(),
+            "budget": None if self.config.budget_report is None else self.config.budget_report.to_json(),
             "steps": None if self.length is None else self.length.steps,
             "tokens": tokens,
             "tokens_per_parameter": None if tokens is None else tokens / counts.non_embedding,
@@ -114,21 +114,21 @@ def plan_run(name: str, config: RunConfig, machine: Machine) -> RunPlan:
 
     :raises InputError: if the batch does not divide over the GPUs.
     """
-    values, counts = config.values, config.counts
+    counts = config.counts
     length: RunLength | None = None
     rates: LearningRates | None = None
     warnings = shape_warnings(config)
     try:
-        length = run_length(values)
+        length = run_length(config)
     except InputError as error:
         warnings.append(str(error))
     if length is None:
         warnings += sequence_warnings(config.shape)
     else:
-        rates = learning_rates(values, length)
-        warnings += schedule_warnings(values, config.shape, length)
-    per_device = batch_per_rank(values, machine.num_gpus, where=name)
-    strategy = values["distributed_strategy"] if machine.num_gpus > 1 else None
+        rates = learning_rates(config, length)
+        warnings += schedule_warnings(config, config.shape, length)
+    per_device = batch_per_rank(config, machine.num_gpus, where=name)
+    strategy = config.distributed_strategy if machine.num_gpus > 1 else None
     hours = None
     if machine.peak is not None and machine.mfu is not None and length is not None:
         hours = length.tokens * counts.training_flops_per_token / (machine.peak * machine.mfu) / 3600
@@ -141,7 +141,7 @@ def plan_run(name: str, config: RunConfig, machine: Machine) -> RunPlan:
         strategy=strategy,
         memory=_memory_plans(config, machine, per_device=per_device, strategy=strategy),
         hours=hours,
-        notes=tuple(resolution_notes(values, where=name)),
+        notes=tuple(resolution_notes(config, where=name)),
         warnings=tuple(warnings),
     )
 
@@ -149,16 +149,15 @@ def plan_run(name: str, config: RunConfig, machine: Machine) -> RunPlan:
 def _memory_plans(
     config: RunConfig, machine: Machine, *, per_device: int, strategy: str | None
 ) -> tuple[MemoryPlan, ...]:
-    values = config.values
-    micro_batch = min(values["device_train_microbatch_size"], per_device)
+    micro_batch = min(config.device_train_microbatch_size, per_device)
     ways: list[str | None] = [None, "whole_layer"]
-    if values["activation_checkpointing"] not in ways:
-        ways.append(values["activation_checkpointing"])
+    if config.activation_checkpointing not in ways:
+        ways.append(config.activation_checkpointing)
     nodes = 1 if machine.node is None else -(-machine.num_gpus // machine.node.gpus_per_node)
     plans = []
     for checkpointing in ways:
         settings = StepSettings.of(
-            values, strategy=strategy, checkpointing=checkpointing, num_devices=machine.num_gpus, nodes=nodes
+            config, strategy=strategy, checkpointing=checkpointing, num_devices=machine.num_gpus, nodes=nodes
         )
         largest = None
         if machine.node is not None:

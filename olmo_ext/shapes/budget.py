@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
 from olmo_ext.base.errors import InputError
 from olmo_ext.base.quantities import SUFFIXES, format_count, parse_number
+from olmo_ext.base.sections import BudgetSection
 from olmo_ext.shapes.counts import ShapeCounts
 from olmo_ext.shapes.layers import ModelShape
 
 QUANTITIES = ("non_embedding", "total", "training_flops_per_token")
 """What a budget may be given in: parameters, or training FLOPs per token."""
-
-EQUAL_WITHIN = 0.005
-"""Relative difference of two sizes, costs or numbers of tokens up to which they count as equal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +47,7 @@ class BudgetReport:
 
 
 def check_budget(
-    section: Mapping[str, Any],
+    section: BudgetSection,
     counts: ShapeCounts,
     shape: ModelShape,
     *,
@@ -65,17 +62,17 @@ def check_budget(
     :raises InputError: beyond the tolerance, by how much and which width would fit.
     """
     place = f"{where}, budget" if where else "budget"
-    given = [name for name in QUANTITIES if section.get(name) is not None]
+    given = [name for name in QUANTITIES if getattr(section, name) is not None]
     if len(given) != 1:
         named = " and ".join(given) if given else "no quantity"
         inherited = "; set an inherited one to null" if given else ""
         raise InputError(f"{named} given", where=place, right=f"one of {', '.join(QUANTITIES)}{inherited}")
     quantity = given[0]
-    target = section[quantity]
+    target = getattr(section, quantity)
     if target < 1:
         raise InputError(f"{target} is not positive", where=f"{place}.{quantity}")
     report = BudgetReport(
-        quantity=quantity, target=target, actual=getattr(counts, quantity), tolerance=section["tolerance"]
+        quantity=quantity, target=target, actual=getattr(counts, quantity), tolerance=section.tolerance
     )
     if not enforce:
         return report
@@ -87,8 +84,10 @@ def check_budget(
             where=place,
             right=_what_fits(report, counts, shape),
         )
-    for group, actual in (("attention", counts.attention_matrices), ("ffn", counts.ffn_matrices)):
-        stated = section.get(group)
+    for group, stated, actual in (
+        ("attention", section.attention, counts.attention_matrices),
+        ("ffn", section.ffn, counts.ffn_matrices),
+    ):
         if stated is not None:
             low, high = printed_interval(stated, where=f"{place}.{group}")
             if not low <= actual <= high:

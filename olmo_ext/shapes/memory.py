@@ -9,11 +9,12 @@ matrix). Checked against measured peaks in `benchmarks/memory_estimate.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from olmo_ext.base.errors import InputError
+from olmo_ext.base.sections import TrainConfig
+from olmo_ext.base.upstream_sections import FSDPConfig
 from olmo_ext.shapes.counts import LayerCounts, ShapeCounts, count_layers
 from olmo_ext.shapes.layers import ModelShape
 
@@ -67,15 +68,15 @@ class StepSettings:
 
     @classmethod
     def of(
-        cls, values: Mapping[str, Any], *, strategy: str | None, checkpointing: str | None, num_devices: int, nodes: int
+        cls, config: TrainConfig, *, strategy: str | None, checkpointing: str | None, num_devices: int, nodes: int
     ) -> StepSettings:
         """As a resolved config has it, on that many devices of that many nodes.
 
         :raises InputError: for hybrid sharding whose copies of the model do not divide the devices.
         """
-        fsdp = values["fsdp"] or {}
-        sharding = fsdp.get("sharding_strategy", "FULL_SHARD")
-        replicas = fsdp.get("hybrid_sharding_num_model_replicas") or nodes
+        fsdp = config.fsdp or FSDPConfig()
+        sharding = fsdp.sharding_strategy
+        replicas = fsdp.hybrid_sharding_num_model_replicas or nodes
         if strategy == "fsdp" and "HYBRID" in sharding and num_devices % replicas:
             raise InputError(
                 f"{replicas} copies of the model on {num_devices} devices",
@@ -83,11 +84,11 @@ class StepSettings:
                 right="a divisor of the number of devices",
             )
         return cls(
-            precision=values["precision"],
+            precision=config.precision,
             strategy=strategy,
             num_devices=num_devices,
             checkpointing=checkpointing,
-            z_loss=bool(values["softmax_auxiliary_loss"]),
+            z_loss=bool(config.softmax_auxiliary_loss),
             sharding=sharding,
             replicas=replicas,
         )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import olmo_ext.shapes.types  # noqa: F401  (registers the built-in types)
 from olmo_ext.base.errors import InputError
+from olmo_ext.base.sections import ModelConfig, TaperSection, TrainConfig
 from olmo_ext.shapes.layers import AttentionSpec, FFNSpec, LayerShape, ModelShape
 from olmo_ext.shapes.registry import ATTENTION_TYPES, FFN_TYPES, TAPER_SCHEDULES, FFNType
 from olmo_ext.shapes.taper import DEFAULT_MULTIPLE, Taper, round_half_even, taper_widths
@@ -17,7 +18,7 @@ from olmo_ext.shapes.taper import DEFAULT_MULTIPLE, Taper, round_half_even, tape
 class _Section:
     """The model section with what errors and notes need."""
 
-    model: Mapping[str, Any]
+    model: ModelConfig
     where: str | None
     notes: list[str] = field(default_factory=list)
 
@@ -30,69 +31,68 @@ class _Section:
         return value
 
 
-def resolve_shape(values: Mapping[str, Any], *, where: str | None = None) -> ModelShape:
+def resolve_shape(config: TrainConfig, *, where: str | None = None) -> ModelShape:
     """The shape that a config describes.
 
-    :param values: a typed config: OLMo's `model` keys with ours (`ffn`, `attention`).
     :param where: the config's name, for errors.
     :raises InputError: naming the key of a value that is odd, indivisible or contradicts another.
     """
-    return _resolve(values, where)[0]
+    return _resolve(config, where)[0]
 
 
-def resolution_notes(values: Mapping[str, Any], *, where: str | None = None) -> list[str]:
+def resolution_notes(config: TrainConfig, *, where: str | None = None) -> list[str]:
     """What resolving had to round or change, in words; `plan` prints it."""
-    return _resolve(values, where)[1]
+    return _resolve(config, where)[1]
 
 
-def _resolve(values: Mapping[str, Any], where: str | None) -> tuple[ModelShape, list[str]]:
-    model = values["model"]
+def _resolve(config: TrainConfig, where: str | None) -> tuple[ModelShape, list[str]]:
+    model = config.model
     section = _Section(model, where)
-    d_model = section.positive("model.d_model", model["d_model"])
-    num_layers = section.positive("model.n_layers", model["n_layers"])
+    d_model = section.positive("model.d_model", model.d_model)
+    num_layers = section.positive("model.n_layers", model.n_layers)
     ffns = _ffn_layers(section, d_model, num_layers)
     attentions = _attention_layers(section, d_model, num_layers)
-    if (values.get("data") or {}).get("generate_doc_lengths"):
+    if config.data.generate_doc_lengths:
         _refuse_document_masks(section, attentions)
-    vocabulary = section.positive("model.vocab_size", model["vocab_size"])
-    embedding_size = model["embedding_size"] or vocabulary
+    vocabulary = section.positive("model.vocab_size", model.vocab_size)
+    embedding_size = model.embedding_size or vocabulary
     if embedding_size < vocabulary:
         raise section.error(
             "model.embedding_size", f"{embedding_size} rows for a vocabulary of {vocabulary}", "at least the vocabulary"
         )
-    bias_for_norm = model["bias_for_layer_norm"]
+    bias_for_norm = model.bias_for_layer_norm
     shape = ModelShape(
         d_model=d_model,
         layers=tuple(LayerShape(ffn=f, attention=a) for f, a in zip(ffns, attentions, strict=True)),
         embedding_size=embedding_size,
-        max_sequence_length=section.positive("model.max_sequence_length", model["max_sequence_length"]),
-        weight_tying=model["weight_tying"],
-        include_bias=model["include_bias"],
-        bias_for_layer_norm=model["include_bias"] if bias_for_norm is None else bias_for_norm,
-        layer_norm_with_affine=model["layer_norm_with_affine"],
-        attention_layer_norm=model["attention_layer_norm"],
-        attention_layer_norm_with_affine=model["attention_layer_norm_with_affine"],
-        embedding_layer_norm=model["embedding_layer_norm"],
-        positional_embedding=not (model["alibi"] or model["rope"]),
-        norm_after=model["norm_after"],
+        max_sequence_length=section.positive("model.max_sequence_length", model.max_sequence_length),
+        weight_tying=model.weight_tying,
+        include_bias=model.include_bias,
+        bias_for_layer_norm=model.include_bias if bias_for_norm is None else bias_for_norm,
+        layer_norm_with_affine=model.layer_norm_with_affine,
+        attention_layer_norm=model.attention_layer_norm,
+        attention_layer_norm_with_affine=model.attention_layer_norm_with_affine,
+        embedding_layer_norm=model.embedding_layer_norm,
+        positional_embedding=not (model.alibi or model.rope),
+        norm_after=model.norm_after,
     )
     return shape, section.notes
 
 
 def _ffn_layers(section: _Section, d_model: int, num_layers: int) -> list[FFNSpec]:
-    ffn = section.model["ffn"]
-    kind = FFN_TYPES.get(ffn["type"], where=f"{section.where}, model.ffn.type" if section.where else None)
+    ffn = section.model.ffn
+    kind = FFN_TYPES.get(ffn.type, where=f"{section.where}, model.ffn.type" if section.where else None)
     bases = _base_widths(section, kind, d_model)
-    if ffn["taper"] is None:
+    if ffn.taper is None:
         widths = [bases] * num_layers
     else:
-        per_sub_mlp = [_tapered(section, base, num_layers) for base in bases]
+        per_sub_mlp = [_tapered(section, ffn.taper, base, num_layers) for base in bases]
         widths = [tuple(column[layer] for column in per_sub_mlp) for layer in range(num_layers)]
-    options = {name: ffn.get(name, default) for name, default in kind.options.items()}
+    options = {name: ffn.options.get(name, default) for name, default in kind.options.items()}
     specs: dict[tuple[int, ...], FFNSpec] = {}
     for d_ff in widths:
         if d_ff not in specs:
-            spec = FFNSpec(type=ffn["type"], d_ff=d_ff, activation=section.model["activation_type"], options=options)
+            spec = FFNSpec(type=ffn.type, d_ff=d_ff, activation=section.model.activation_type, options=options)
             if (wrong := kind.check(spec, d_model)) is not None:
                 raise section.error("model.ffn", wrong)
             specs[d_ff] = spec
@@ -101,13 +101,13 @@ def _ffn_layers(section: _Section, d_model: int, num_layers: int) -> list[FFNSpe
 
 def _base_widths(section: _Section, kind: FFNType, d_model: int) -> tuple[int, ...]:
     """d_ff per sub-MLP before the taper."""
-    ffn = section.model["ffn"]
-    count = section.positive("model.ffn.num_sub_mlps", ffn["num_sub_mlps"])
-    multiple = 1 if ffn["multiple_of"] is None else section.positive("model.ffn.multiple_of", ffn["multiple_of"])
+    ffn = section.model.ffn
+    count = section.positive("model.ffn.num_sub_mlps", ffn.num_sub_mlps)
+    multiple = 1 if ffn.multiple_of is None else section.positive("model.ffn.multiple_of", ffn.multiple_of)
     from_olmo = _olmo_width(section, d_model)
-    if ffn["d_ff"] is not None:
-        listed = ffn["d_ff"] if isinstance(ffn["d_ff"], list) else [ffn["d_ff"]] * count
-        if isinstance(ffn["d_ff"], list) and count not in (1, len(listed)):
+    if ffn.d_ff is not None:
+        listed = ffn.d_ff if isinstance(ffn.d_ff, list) else [ffn.d_ff] * count
+        if isinstance(ffn.d_ff, list) and count not in (1, len(listed)):
             raise section.error(
                 "model.ffn.d_ff", f"{len(listed)} widths for num_sub_mlps {count}", "one width, or one per sub-MLP"
             )
@@ -116,30 +116,30 @@ def _base_widths(section: _Section, kind: FFNType, d_model: int) -> tuple[int, .
         for width in listed:
             if section.positive("model.ffn.d_ff", width) % multiple:
                 raise section.error("model.ffn.d_ff", f"{width} is no multiple of multiple_of {multiple}")
-        if ffn["ratio"] is not None and any(abs(w - ffn["ratio"] * d_model) >= max(multiple, 1) for w in listed):
+        if ffn.ratio is not None and any(abs(w - ffn.ratio * d_model) >= max(multiple, 1) for w in listed):
             raise section.error(
-                "model.ffn.d_ff", f"d_ff {ffn['d_ff']} and ratio {ffn['ratio']:g} disagree", "set one of them to null"
+                "model.ffn.d_ff", f"d_ff {ffn.d_ff} and ratio {ffn.ratio:g} disagree", "set one of them to null"
             )
-        if section.model["mlp_hidden_size"] is not None and any(width != from_olmo for width in listed):
-            hidden = section.model["mlp_hidden_size"]
+        if section.model.mlp_hidden_size is not None and any(width != from_olmo for width in listed):
+            hidden = section.model.mlp_hidden_size
             raise section.error(
                 "model.ffn.d_ff",
-                f"d_ff {ffn['d_ff']} and mlp_hidden_size {hidden} (d_ff {from_olmo}) disagree",
+                f"d_ff {ffn.d_ff} and mlp_hidden_size {hidden} (d_ff {from_olmo}) disagree",
                 "set one of them to null",
             )
         bases = tuple(listed)
-    elif ffn["ratio"] is not None:
-        exact = ffn["ratio"] * d_model
+    elif ffn.ratio is not None:
+        exact = ffn.ratio * d_model
         width = round_half_even(exact / multiple) * multiple
         if width < 1:
-            what = f"{ffn['ratio']:g} of d_model {d_model} rounds to no multiple of {multiple}"
+            what = f"{ffn.ratio:g} of d_model {d_model} rounds to no multiple of {multiple}"
             raise section.error("model.ffn.ratio", what)
         if abs(width - exact) > 1e-6:
             change = f"d_ff is {width} ({width / exact - 1:+.2%})"
-            section.notes.append(f"ratio {ffn['ratio']:g} of {d_model} is {exact:.6g}; {change}")
+            section.notes.append(f"ratio {ffn.ratio:g} of {d_model} is {exact:.6g}; {change}")
         bases = (width,) * count
     else:
-        if from_olmo % multiple and not (ffn["taper"] or {}).get("widths"):
+        if from_olmo % multiple and not (ffn.taper and ffn.taper.widths):
             raise section.error("model.ffn.multiple_of", f"d_ff {from_olmo} is no multiple of {multiple}")
         bases = (from_olmo,) * count
     if kind.single and len(bases) != 1:
@@ -152,17 +152,17 @@ def _base_widths(section: _Section, kind: FFNType, d_model: int) -> tuple[int, .
 def _olmo_width(section: _Section, d_model: int) -> int:
     """d_ff from OLMo's own keys, which count both halves of SwiGLU."""
     model = section.model
-    key = "model.mlp_ratio" if model["mlp_hidden_size"] is None else "model.mlp_hidden_size"
-    ratio = model["mlp_ratio"] * d_model
-    hidden = section.positive(key, ratio if model["mlp_hidden_size"] is None else model["mlp_hidden_size"])
-    if model["activation_type"] != "swiglu":
+    key = "model.mlp_ratio" if model.mlp_hidden_size is None else "model.mlp_hidden_size"
+    ratio = model.mlp_ratio * d_model
+    hidden = section.positive(key, ratio if model.mlp_hidden_size is None else model.mlp_hidden_size)
+    if model.activation_type != "swiglu":
         return hidden
     if hidden % 2:
         raise section.error(key, f"{hidden} is odd, and SwiGLU needs two equal halves", "an even number: twice d_ff")
     return hidden // 2
 
 
-def read_taper(section: Mapping[str, Any], *, multiple_of: int | None = None, where: str | None = None) -> Taper:
+def read_taper(section: TaperSection, *, multiple_of: int | None = None, where: str | None = None) -> Taper:
     """The taper rule of a typed config section.
 
     :param multiple_of: the FFN's own, used where the taper names none.
@@ -170,47 +170,47 @@ def read_taper(section: Mapping[str, Any], *, multiple_of: int | None = None, wh
     :raises InputError: for an unknown schedule.
     :raises ValueError: if it is not exactly one of schedule, groups and widths, or a number is out of range.
     """
-    given = [key for key in ("schedule", "groups", "widths") if section.get(key)]
+    given = [key for key in ("schedule", "groups", "widths") if getattr(section, key)]
     if len(given) != 1:
         named = " and ".join(given) or "nothing"
         raise ValueError(f"{named} given: one of schedule (with start and end), groups, widths")
-    multiple = section.get("multiple_of") or multiple_of or (1 if given == ["widths"] else DEFAULT_MULTIPLE)
+    multiple = section.multiple_of or multiple_of or (1 if given == ["widths"] else DEFAULT_MULTIPLE)
     if multiple < 1:
         raise ValueError(f"multiple_of {multiple} is not positive")
     if given != ["schedule"]:
-        extra = [key for key in ("start", "end") if section.get(key) is not None]
+        extra = [key for key in ("start", "end") if getattr(section, key) is not None]
         if extra:
             raise ValueError(f"{extra[0]} belongs to a schedule, not to {given[0]}")
-        values: Sequence[float] = section[given[0]]
+        values: Sequence[float] = getattr(section, given[0])
         if any(value <= 0 for value in values):
             raise ValueError(f"{given[0]} {list(values)} must be positive")
         if given == ["groups"]:
             return Taper(groups=tuple(values), multiple_of=multiple)
         return Taper(widths=tuple(int(value) for value in values), multiple_of=multiple)
-    kind = TAPER_SCHEDULES.get(section["schedule"], where=where)
-    for key in ("start", "end"):
-        if section.get(key) is None:
+    kind = TAPER_SCHEDULES.get(str(section.schedule), where=where)
+    ends: list[float] = []
+    for key, factor in (("start", section.start), ("end", section.end)):
+        if factor is None:
             raise ValueError(f"a schedule needs {key}, as a multiple of d_ff")
-        if section[key] <= 0:
-            raise ValueError(f"{key} {section[key]:g} must be positive")
-    options = {name: section.get(name, default) for name, default in kind.options.items()}
+        if factor <= 0:
+            raise ValueError(f"{key} {factor:g} must be positive")
+        ends.append(factor)
+    options = {**kind.options, **section.options}
     if (wrong := kind.check(options)) is not None:
         raise ValueError(wrong)
-    return Taper(
-        schedule=section["schedule"], start=section["start"], end=section["end"], options=options, multiple_of=multiple
-    )
+    return Taper(schedule=section.schedule, start=ends[0], end=ends[1], options=options, multiple_of=multiple)
 
 
-def _tapered(section: _Section, base: int, num_layers: int) -> tuple[int, ...]:
-    ffn = section.model["ffn"]
+def _tapered(section: _Section, taper_section: TaperSection, base: int, num_layers: int) -> tuple[int, ...]:
+    ffn = section.model.ffn
     try:
         where = f"{section.where}, model.ffn.taper.schedule" if section.where else None
-        taper = read_taper(ffn["taper"], multiple_of=ffn["multiple_of"], where=where)
+        taper = read_taper(taper_section, multiple_of=ffn.multiple_of, where=where)
         tapered = taper_widths(base=base, num_layers=num_layers, taper=taper)
     except ValueError as error:
         raise section.error("model.ffn.taper", str(error)) from None
     notes = list(tapered.notes)
-    wanted = {"d_ff": ffn["d_ff"], "ratio": ffn["ratio"], "mlp_hidden_size": section.model["mlp_hidden_size"]}
+    wanted = {"d_ff": ffn.d_ff, "ratio": ffn.ratio, "mlp_hidden_size": section.model.mlp_hidden_size}
     named = next((key for key, value in wanted.items() if value is not None), None)
     if taper.widths and named and abs(tapered.mean - base) >= taper.multiple_of:
         what = f"widths of mean {tapered.mean:.6g} and {named} {wanted[named]}"
@@ -235,16 +235,16 @@ def _per_layer(section: _Section, key: str, value: Any, num_layers: int) -> list
 
 
 def _attention_layers(section: _Section, d_model: int, num_layers: int) -> list[AttentionSpec]:
-    model, attention = section.model, section.model["attention"]
-    types = _per_layer(section, "model.attention.type", attention["type"], num_layers)
-    heads_key = "model.attention.n_heads" if attention["n_heads"] is not None else "model.n_heads"
-    named_heads = model["n_heads"] if attention["n_heads"] is None else attention["n_heads"]
+    model, attention = section.model, section.model.attention
+    types = _per_layer(section, "model.attention.type", attention.type, num_layers)
+    heads_key = "model.attention.n_heads" if attention.n_heads is not None else "model.n_heads"
+    named_heads = model.n_heads if attention.n_heads is None else attention.n_heads
     heads = _per_layer(section, heads_key, named_heads, num_layers)
     for value in heads:
         section.positive(heads_key, value)
-    kv_key = "model.attention.n_kv_heads" if attention["n_kv_heads"] is not None else "model.n_kv_heads"
-    named_kv = model["n_kv_heads"] if attention["n_kv_heads"] is None else attention["n_kv_heads"]
-    if named_kv is None and model["multi_query_attention"]:
+    kv_key = "model.attention.n_kv_heads" if attention.n_kv_heads is not None else "model.n_kv_heads"
+    named_kv = model.n_kv_heads if attention.n_kv_heads is None else attention.n_kv_heads
+    if named_kv is None and model.multi_query_attention:
         named_kv = 1
     kv_heads = _per_layer(section, kv_key, named_kv, num_layers)
     head_dim = _head_dim(section, heads_key, heads, d_model)
@@ -260,7 +260,7 @@ def _attention_layers(section: _Section, d_model: int, num_layers: int) -> list[
             n_heads=n_heads,
             n_kv_heads=n_kv_heads,
             head_dim=head_dim,
-            options={name: attention.get(name, default) for name, default in kind.options.items()},
+            options={name: attention.options.get(name, default) for name, default in kind.options.items()},
         )
         if (wrong := kind.check(spec, d_model)) is not None:
             raise section.error("model.attention", wrong)
@@ -277,7 +277,7 @@ def _refuse_document_masks(section: _Section, attentions: list[AttentionSpec]) -
 
 def _head_dim(section: _Section, heads_key: str, heads: list[int], d_model: int) -> int:
     """One head size for all layers: their rotary tables are shared."""
-    given = section.model["attention"]["head_dim"]
+    given = section.model.attention.head_dim
     if given is None:
         if len(set(heads)) > 1:
             raise section.error(
@@ -289,7 +289,7 @@ def _head_dim(section: _Section, heads_key: str, heads: list[int], d_model: int)
             )
         given = d_model // heads[0]
     head_dim = section.positive("model.attention.head_dim", given)
-    if section.model["rope"] and head_dim % 2:
+    if section.model.rope and head_dim % 2:
         raise section.error(
             "model.attention.head_dim",
             f"{head_dim} is odd, and rotary embeddings turn pairs",

@@ -12,6 +12,7 @@ import click
 
 from olmo_ext.base.errors import InputError
 from olmo_ext.base.quantities import parse_count, parse_fraction, parse_number
+from olmo_ext.base.sections import AttentionSection, FFNSection, OpenSection, TaperSection
 from olmo_ext.config.run_config import RunConfig, load_run_config, parse_override
 from olmo_ext.config.schema import coerce_class
 from olmo_ext.shapes.budget import QUANTITIES, printed_interval
@@ -134,13 +135,15 @@ def parse_taper(text: str, *, multiple_of: int) -> Taper:
     """`cosine:1.5:0.5`, `sigmoid:1.5:0.5:10` (steepness), `groups:1.5,1,0.5`."""
     kind, *rest = text.split(":")
     if kind == "groups" and len(rest) == 1:
-        section: dict[str, Any] = {"groups": [float(parse_number(part)) for part in rest[0].split(",")]}
+        section = TaperSection(groups=[float(parse_number(part)) for part in rest[0].split(",")])
     elif len(rest) >= 2:
         # Behind start and end stand the schedule's own options, in its order.
-        keys = ("start", "end", *TAPER_SCHEDULES.get(kind, where="--taper").options)
-        if len(rest) > len(keys):
-            raise ValueError(f"{text!r} has {len(rest)} numbers, {kind} takes {', '.join(keys)}")
-        section = {"schedule": kind, **{key: float(parse_number(part)) for key, part in zip(keys, rest, strict=False)}}
+        start, end, *more = [float(parse_number(part)) for part in rest]
+        names = list(TAPER_SCHEDULES.get(kind, where="--taper").options)
+        if len(more) > len(names):
+            raise ValueError(f"{text!r} has {len(rest)} numbers, {kind} takes {', '.join(('start', 'end', *names))}")
+        options = dict(zip(names, more, strict=False))
+        section = TaperSection(schedule=kind, start=start, end=end, options=options)
     else:
         raise ValueError(f"{text!r} names no taper")
     return read_taper(section, multiple_of=multiple_of)
@@ -189,11 +192,12 @@ def _budget(options: Mapping[str, Any], like: RunConfig | None) -> dict[str, Any
         return {"quantity": given[0], "target": options[given[0]]}
     if given:
         raise InputError(f"both --like and {flag_of(given[0])}", right="one budget")
-    if like.budget is None:
+    report = like.budget_report
+    if report is None:
         return {"quantity": "non_embedding", "target": like.counts.non_embedding}
-    if like.budget.quantity == "total":
+    if report.quantity == "total":
         _refuse_uncounted(like.shape, where=str(like.source))
-    return {"quantity": like.budget.quantity, "target": like.budget.target}
+    return {"quantity": report.quantity, "target": report.target}
 
 
 def _refuse_uncounted(shape: ModelShape, *, where: str) -> None:
@@ -258,11 +262,11 @@ def _typed_options(
             raise InputError(f"{text!r} is no option of {kind.name!r}", where=option, right=f"known: {known}")
         given[name] = parse_override(text)[1]
     inherited = shared[1] if shared and shared[0] == kind.name else {}
-    typed = coerce_class(
-        {"ffn": "FFNSection", "attention": "AttentionSection"}[section],
+    typed: OpenSection = coerce_class(
+        FFNSection if section == "ffn" else AttentionSection,
         {"type": kind.name, **inherited, **given},
         key=f"model.{section}",
         origins={f"model.{section}.{name}": option for name in given},
         options=kind.options,
     )
-    return {name: typed[name] for name in kind.options}
+    return dict(typed.options)

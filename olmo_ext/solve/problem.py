@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from olmo_ext.shapes.budget import EQUAL_WITHIN
+from olmo_ext.base.quantities import EQUAL_WITHIN
 from olmo_ext.shapes.layers import AttentionSpec, FFNSpec, LayerShape, ModelShape
 from olmo_ext.shapes.taper import Taper, taper_widths
 

@@ -15,10 +15,9 @@ import click
 
 from olmo_ext.base.errors import InputError
 from olmo_ext.base.files import write_atomically
-from olmo_ext.base.quantities import format_count
+from olmo_ext.base.quantities import EQUAL_WITHIN, format_count
 from olmo_ext.base.yaml_tree import dump_yaml
 from olmo_ext.config.run_config import import_plugins, plugins_of
-from olmo_ext.shapes.budget import EQUAL_WITHIN
 from olmo_ext.shapes.counts import count
 from olmo_ext.solve.infeasible import Obstacle, obstacles
 from olmo_ext.solve.options import (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from olmo.config import DistributedStrategy, TrainConfig
 from olmo.optim import build_optimizer
@@ -9,6 +11,7 @@ from olmo.torch_util import seed_all
 
 from olmo_ext.base.errors import InputError
 from olmo_ext.base.run_directory import RunDirectory
+from olmo_ext.base.sections import plain_section
 from olmo_ext.config.run_config import RunConfig
 from olmo_ext.data.loader import build_train_loader
 from olmo_ext.training.distributed import Ranks, build_wrapped_model, effective_precision
@@ -55,14 +58,11 @@ def build_trainer(
 def _build_trainer(
     config: RunConfig, cfg: TrainConfig, *, steps: int, directory: RunDirectory, ranks: Ranks, hooks: Hooks
 ) -> tuple[RunTrainer, CompileReport | None]:
-    values = config.values
-    seed_all(values["seed"])
+    seed_all(config.seed)
     # Skipped batches are data too: the loader may make only the part of the order that the run needs.
-    skipped = values["fast_forward_batches"] or 0
-    loader_values = {**values, "max_duration": steps + skipped, "stop_at": None} if skipped else values
-    loader = build_train_loader(
-        loader_values, rank=ranks.rank, world_size=ranks.world_size, work_dir=directory.path / "order"
-    )
+    skipped = config.fast_forward_batches or 0
+    longer = dataclasses.replace(config, max_duration=steps + skipped, stop_at=None) if skipped else config
+    loader = build_train_loader(longer, rank=ranks.rank, world_size=ranks.world_size, work_dir=directory.path / "order")
     evaluators = build_evaluators(cfg, device=ranks.device, world_size=ranks.world_size, rank=ranks.rank)
     for own_randomness in (loader, *(evaluator.eval_loader for evaluator in evaluators)):
         # Every pass over a DataLoader draws from the global generator: a restart, which begins one more pass, and an
@@ -70,14 +70,14 @@ def _build_trainer(
         own_randomness.generator = torch.Generator()
     model, wrapped, compile_report = build_wrapped_model(config, cfg, ranks)
     # Dropout differs between ranks, and does not depend on how the weights were drawn.
-    seed_all((values["seed"] + ranks.rank) % 2**32)
+    seed_all((config.seed + ranks.rank) % 2**32)
     trainer = RunTrainer(
         cfg=cfg,
         epoch=cfg.epoch,
         model=model,
         dist_model=wrapped,
         optim=with_update_periods(build_optimizer(cfg, wrapped), config.shape),
-        scheduler=run_scheduler(cfg, values["scheduler"]),
+        scheduler=run_scheduler(cfg, plain_section(config.scheduler)),
         train_loader=loader,
         device=ranks.device,
         evaluators=evaluators,

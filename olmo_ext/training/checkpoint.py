@@ -24,6 +24,7 @@ from typing import Any
 from olmo_ext.base.errors import InputError, WorkError
 from olmo_ext.base.files import folder_aside, link_atomically, put_in_place, set_aside, sha256_of_file, sync_file
 from olmo_ext.base.quantities import format_bytes
+from olmo_ext.base.sections import TrainConfig
 from olmo_ext.shapes.counts import count, count_layers
 from olmo_ext.shapes.layers import ModelShape
 
@@ -248,14 +249,14 @@ def _write_files(folder: Path, snapshot: Snapshot) -> int:
     return sum((folder / name).stat().st_size for name in files)
 
 
-def estimated_bytes(values: Mapping[str, Any], shape: ModelShape) -> int:
+def estimated_bytes(config: TrainConfig, shape: ModelShape) -> int:
     """Size of one checkpoint in bytes: fp32 weights, the optimizer's fp32 moments, and the summed gradients of levels
     that wait for their update.
 
-    :param values: the run's resolved config.
+    :param config: the run's resolved config.
     """
     layers = count_layers(shape)
-    moments = 1 if values["optimizer"]["name"] == "lionw" else 2
+    moments = 1 if config.optimizer.name == "lionw" else 2
     return 4 * (count(shape).total * (1 + moments) + sum(layer.waiting for layer in layers))
 
 

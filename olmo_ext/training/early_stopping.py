@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from olmo_ext.base.sections import TrainConfig
 from olmo_ext.upstream.trainer import RunTrainer
 
 
-def early_stopping_reason(trainer: RunTrainer, values: Mapping[str, Any]) -> str | None:
+def early_stopping_reason(trainer: RunTrainer, config: TrainConfig) -> str | None:
     """Why the run should stop, None where it should not: behind the warm-up, the last step's loss is more than the
     factor times the least one.
 
-    :param values: the run's resolved config.
+    :param config: the run's resolved config.
     """
-    factor = values["early_stopping_factor"]
-    if factor is None or trainer.scheduler_current <= values["scheduler"]["t_warmup"]:
+    factor = config.early_stopping_factor
+    if factor is None or trainer.scheduler_current <= config.scheduler.t_warmup:
         return None
     # Of the step before: this one's loss is not known yet.
     now, least = trainer.cur_train_loss, trainer.min_train_loss

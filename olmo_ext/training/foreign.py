@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from olmo_ext.base.errors import InputError
+from olmo_ext.base.sections import ModelConfig, plain_section
 from olmo_ext.shapes.layers import ModelShape
 from olmo_ext.training import checkpoint
 from olmo_ext.training.tensor_state import OptimizerState, Tensors
@@ -34,7 +35,7 @@ class CheckpointContent:
 
 
 def load_foreign(
-    load_path: str, *, model: Mapping[str, Any], shape: ModelShape, with_optimizer: bool, with_position: bool
+    load_path: str, *, model: ModelConfig, shape: ModelShape, with_optimizer: bool, with_position: bool
 ) -> CheckpointContent:
     """Read the parts that are asked for.
 
@@ -137,7 +138,7 @@ def _olmo_moments(content: Mapping[str, Any], path: Path) -> OptimizerState:
 
 
 def _hugging_face(
-    path: Path, model: Mapping[str, Any], shape: ModelShape, *, with_optimizer: bool, with_position: bool
+    path: Path, model: ModelConfig, shape: ModelShape, *, with_optimizer: bool, with_position: bool
 ) -> CheckpointContent:
     from olmo_ext.config.run_config import differing_keys, load_run_config
     from olmo_ext.hf.names import to_olmo
@@ -148,7 +149,7 @@ def _hugging_face(
         raise _weights_only("a Hugging Face folder", where)
     values, config = read_config(path)
     loaded = load_run_config(values)
-    theirs, ours = ({key: section[key] for key in MEANING} for section in (loaded.values["model"], model))
+    theirs, ours = ({key: getattr(section, key) for key in MEANING} for section in (loaded.model, model))
     for meaning, of in ((theirs, loaded.shape), (ours, shape)):
         meaning["n_heads, n_kv_heads"] = [(each.attention.n_heads, each.attention.n_kv_heads) for each in of.layers]
     if differing := differing_keys(ours, theirs, "model"):
@@ -158,5 +159,5 @@ def _hugging_face(
     tensors = {name: tensor.float() for name, tensor in read_weights(path).items()}
     if shape.weight_tying:
         tensors.pop("lm_head.weight", None)
-    table = name_table(model, shape, config["model_type"])
+    table = name_table(plain_section(model), shape, config["model_type"])
     return CheckpointContent(weights=to_olmo(tensors, table, where=where))

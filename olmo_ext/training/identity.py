@@ -79,17 +79,17 @@ def check_extension(config: RunConfig, stored: RunConfig, where: Path) -> None:
 
     :raises InputError: where it would, or where the run would become shorter.
     """
-    ours, theirs = config.values["max_duration"], stored.values["max_duration"]
+    ours, theirs = config.max_duration, stored.max_duration
     if ours == theirs:
         return
-    if type(ours) is not type(theirs) or (isinstance(ours, str) and ours[-1] != theirs[-1]):
+    if type(ours) is not type(theirs) or (str(ours)[-1] != str(theirs)[-1] and isinstance(ours, str)):
         raise InputError(f"max_duration {theirs} -> {ours}", where=str(where), right="keep the unit")
     if _amount(ours) < _amount(theirs):
         raise InputError(f"max_duration {theirs} -> {ours} is shorter", where=str(where), right="--extend only adds")
-    scheduler = stored.values["scheduler"]
-    if scheduler["t_max"] is None and SCHEDULERS.get(scheduler["name"]).uses_horizon:
+    scheduler = stored.scheduler
+    if scheduler.t_max is None and SCHEDULERS.get(scheduler.name).uses_horizon:
         raise InputError(
-            f"the {scheduler['name']} schedule ends where the run ends: a longer max_duration would change the"
+            f"the {scheduler.name} schedule ends where the run ends: a longer max_duration would change the"
             " learning rates of the steps already done",
             where=f"{where}, scheduler.t_max",
             right="a run to be extended is started with an explicit scheduler.t_max",

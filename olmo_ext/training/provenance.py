@@ -126,7 +126,7 @@ def shape_json(config: RunConfig) -> dict[str, Any]:
         for layer in shape.layers
     ]
     sizes = {"d_model": shape.d_model, "n_layers": shape.n_layers, "layers": layers}
-    budget = config.budget.to_json() if config.budget is not None else None
+    budget = config.budget_report.to_json() if config.budget_report is not None else None
     return {**sizes, **config.counts.to_json(), "budget": budget}
 
 
@@ -147,10 +147,10 @@ def describe_run(
     about_data: dict[str, Any] = {
         name: data[name] for name in ("fingerprint", "source", "order_seed", "instances") if name in data
     }
-    about_data |= {"tokenizer": config.values["tokenizer"]["identifier"], "evaluation": evaluation}
+    about_data |= {"tokenizer": config.tokenizer.identifier, "evaluation": evaluation}
     provenance = build_provenance(device=device, world_size=world_size, data=about_data)
     shape = shape_json(config)
-    directory.write_config(config.values)
+    directory.write_config(config.plain())
     directory.write_shape(shape)
     directory.write_provenance(provenance)
     return provenance, shape

@@ -113,4 +113,4 @@ class Recording:
             return None
         from olmo_ext.base.nodes import peak_flops_of_device
 
-        return peak_flops_of_device(torch.cuda.get_device_name(), node=self._config.values["node"])
+        return peak_flops_of_device(torch.cuda.get_device_name(), node=self._config.node)

@@ -6,33 +6,32 @@ Such a config loads, and a model with it: checkpoints that were trained elsewher
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
-from typing import Any
 
 from olmo_ext.base.errors import InputError
+from olmo_ext.base.sections import TrainConfig
 
 INITIALISATIONS = ("normal", "mitchell", "full_megatron")
 """The `init_fn` that ai2-olmo can draw; its other names belong to checkpoints of older versions."""
 
 
-def check_requirements(values: Mapping[str, Any], *, where: str, trains_here: bool = True) -> None:
+def check_requirements(config: TrainConfig, *, where: str, trains_here: bool = True) -> None:
     """Refuse what training would die of in its first step.
 
-    :param values: a resolved config.
+    :param config: a resolved config.
     :param where: the config's name.
     :param trains_here: whether this is the machine that trains, and not one that queues the run.
     :raises InputError: naming the key and what would be right.
     """
-    model = values["model"]
-    if model["init_fn"] not in INITIALISATIONS:
+    model = config.model
+    if model.init_fn not in INITIALISATIONS:
         raise InputError(
-            f"{model['init_fn']!r} is the name of a checkpoint's past, OLMo draws no weights by it",
+            f"{model.init_fn!r} is the name of a checkpoint's past, OLMo draws no weights by it",
             where=f"{where}, model.init_fn",
             right=f"one of {', '.join(INITIALISATIONS)}",
         )
-    if trains_here and model["flash_attention"] and (missing := _missing_for_flash_attention()) is not None:
+    if trains_here and model.flash_attention and (missing := _missing_for_flash_attention()) is not None:
         right = "false: PyTorch's own attention has flash kernels too"
-        if values["data"]["generate_doc_lengths"]:
+        if config.data.generate_doc_lengths:
             right = "false, and data.generate_doc_lengths: false, which needs it"
         raise InputError(missing, where=f"{where}, model.flash_attention", right=right)
 

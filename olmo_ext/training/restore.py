@@ -65,13 +65,13 @@ class Restorer:
     def __init__(
         self, trainer: RunTrainer, *, config: RunConfig, steps: int, ranks: Ranks, say: Callable[[str], None]
     ) -> None:
-        self.trainer, self.config, self.values, self.ranks, self.say = trainer, config, config.values, ranks, say
+        self.trainer, self.config, self.ranks, self.say = trainer, config, ranks, say
         self.steps = steps
 
     def fresh(self) -> None:
         """Begin at step 0."""
         trainer = self.trainer
-        trainer.epoch = self.values["epoch"] or 0
+        trainer.epoch = self.config.epoch or 0
         self._skip_batches()
         self._place_data()
 
@@ -102,10 +102,10 @@ class Restorer:
 
         trainer = self.trainer
         where = f"load_path {load_path}"
-        new_optimizer, new_position = self.values["reset_optimizer_state"], self.values["reset_trainer_state"]
+        new_optimizer, new_position = self.config.reset_optimizer_state, self.config.reset_trainer_state
         content = load_foreign(
             load_path,
-            model=self.values["model"],
+            model=self.config.model,
             shape=self.config.shape,
             with_optimizer=not new_optimizer,
             with_position=not new_position,
@@ -114,17 +114,17 @@ class Restorer:
         if not new_optimizer:
             assert content.moments is not None
             self._load_moments(content.moments, where)
-        trainer.epoch = self.values["epoch"] or 0
-        if not new_position and self.values["restore_dataloader"]:
+        trainer.epoch = self.config.epoch or 0
+        if not new_position and self.config.restore_dataloader:
             assert content.state is not None
             self._set_position(content.state)
-            if self.values["epoch"] not in (None, trainer.epoch):
-                trainer.epoch, trainer.global_train_examples_seen_this_epoch = self.values["epoch"], 0
+            if self.config.epoch not in (None, trainer.epoch):
+                trainer.epoch, trainer.global_train_examples_seen_this_epoch = self.config.epoch, 0
             self._place_clipping()
             if new_optimizer:
                 # In the schedule's units, as the warm-up is: steps or tokens.
                 start = trainer.scheduler_current
-                trainer.set_bolt_on_warmup(start, start + int(self.values["scheduler"]["t_warmup"]))
+                trainer.set_bolt_on_warmup(start, start + int(self.config.scheduler.t_warmup))
         trainer.first_step = trainer.global_step
         self._skip_batches()
         self._place_data()
@@ -151,7 +151,7 @@ class Restorer:
         for name in self._shapes():
             lacking = [kind for kind in kinds if kind not in moments.get(name, {})]
             if lacking:
-                optimizer = self.values["optimizer"]["name"]
+                optimizer = self.config.optimizer.name
                 raise InputError(
                     f"no {lacking[0]} of {name} in the checkpoint, which {optimizer} needs",
                     where=where,
@@ -193,11 +193,11 @@ class Restorer:
 
     def _skip_batches(self) -> None:
         """`fast_forward_batches`, once: upstream applies it again at every restart."""
-        if skipped := self.values["fast_forward_batches"]:
-            self.trainer.global_train_examples_seen_this_epoch += skipped * self.values["global_train_batch_size"]
+        if skipped := self.config.fast_forward_batches:
+            self.trainer.global_train_examples_seen_this_epoch += skipped * self.config.global_train_batch_size
 
     def _place_data(self) -> None:
-        trainer, batch = self.trainer, self.values["global_train_batch_size"]
+        trainer, batch = self.trainer, self.config.global_train_batch_size
         epoch, seen = trainer.epoch or 0, trainer.global_train_examples_seen_this_epoch
         size = trainer.batches_per_epoch * batch
         if seen >= size:
@@ -213,7 +213,7 @@ class Restorer:
             raise InputError(
                 f"load_path stands at instance {seen} of its epoch, which global_train_batch_size {batch} does not"
                 f" divide, and the run goes beyond the epoch's {size}",
-                where=f"load_path {self.values['load_path']}",
+                where=f"load_path {self.config.load_path}",
                 right="a batch size that divides it, a max_duration within the epoch, or reset_trainer_state: true",
             )
         trainer.dataset.needed = min(max(trainer.dataset.needed, end), trainer.dataset.total_size)
@@ -225,4 +225,4 @@ class Restorer:
         if same and restore_random_state(load_file(path / checkpoint.RNG), self.ranks.rank):
             return
         # Other ranks than before: a stream of their own that depends on seed, step and rank alone.
-        seed_all(random.Random(f"{self.values['seed']}/{state['step']}/{self.ranks.rank}").randrange(2**32))
+        seed_all(random.Random(f"{self.config.seed}/{state['step']}/{self.ranks.rank}").randrange(2**32))

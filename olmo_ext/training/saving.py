@@ -24,6 +24,7 @@ import torch
 
 from olmo_ext.base.errors import WorkError
 from olmo_ext.base.files import sync_file
+from olmo_ext.base.sections import TrainConfig
 from olmo_ext.training import checkpoint
 from olmo_ext.training.distributed import Ranks, agree
 from olmo_ext.training.tensor_state import gather, gather_random_state
@@ -43,7 +44,7 @@ def writes_in_background(device: torch.device) -> bool:
 class Saver:
     """Saves one run.
 
-    :param values: the run's resolved config, `config_text` the same as YAML.
+    :param config: the run's resolved config, `config_text` the same as YAML.
     :param checkpoint_bytes: size of one checkpoint, as it is estimated.
     :param rows: the file of metrics, which outlasts a crash of the machine up to the step of every checkpoint.
     :param extra: what goes into `train_state.json` beside the trainer's position.
@@ -54,7 +55,7 @@ class Saver:
         self,
         store: checkpoint.CheckpointStore,
         *,
-        values: Mapping[str, Any],
+        config: TrainConfig,
         config_text: str,
         checkpoint_bytes: int,
         rows: Path,
@@ -62,7 +63,7 @@ class Saver:
         extra: Mapping[str, Any],
         saved: Callable[[int], None],
     ) -> None:
-        self.store, self.values, self.ranks = store, values, ranks
+        self.store, self.config, self.ranks = store, config, ranks
         self._config_text, self._extra, self._saved = config_text, extra, saved
         self._checkpoint_bytes, self._rows = checkpoint_bytes, rows
         self.save_seconds: float | None = None
@@ -75,11 +76,11 @@ class Saver:
     # -- when -------------------------------------------------------------------------------------------------------
 
     def is_permanent(self, step: int, stop_step: int) -> bool:
-        intervals = [self.values[name] for name in PERMANENT]
+        intervals = [getattr(self.config, name) for name in PERMANENT]
         return step == stop_step or any(interval and step % interval == 0 for interval in intervals)
 
     def is_due(self, step: int, stop_step: int) -> bool:
-        ephemeral = self.values["save_interval_ephemeral"]
+        ephemeral = self.config.save_interval_ephemeral
         return self.is_permanent(step, stop_step) or bool(ephemeral and step % ephemeral == 0)
 
     def check_space(self, steps: int) -> str | None:
@@ -87,8 +88,8 @@ class Saver:
 
         :raises InputError: if not even two checkpoints fit.
         """
-        keep = self.values["save_num_checkpoints_to_keep"]
-        intervals = {interval for name in PERMANENT if (interval := self.values[name])}
+        keep = self.config.save_num_checkpoints_to_keep
+        intervals = {interval for name in PERMANENT if (interval := getattr(self.config, name))}
         many = sum((steps - 1) // interval for interval in intervals) + 1
         if len(intervals) == 2:
             many -= (steps - 1) // math.lcm(*intervals)
@@ -148,7 +149,7 @@ class Saver:
             self.store.retain(
                 written=snapshot.step,
                 permanent=lambda step: self.is_permanent(step, stop_step),
-                keep=self.values["save_num_checkpoints_to_keep"],
+                keep=self.config.save_num_checkpoints_to_keep,
             )
         except Exception as error:  # noqa: BLE001  (reported to all ranks by `wait` or `failure`)
             self._error = str(error) if isinstance(error, WorkError) else f"{type(error).__name__}: {error}"

@@ -53,7 +53,7 @@ class Session:
         progress: bool | None,
         began: float,
     ) -> None:
-        self.config, self.values = config, config.values
+        self.config = config
         self.directory, self.stop, self.ranks = directory, stop, ranks
         self.progress = progress
         self.state = RunState()
@@ -110,20 +110,20 @@ class Session:
         self.stop.on_leave = self._leave
 
     def _attempt(self, stack: ExitStack) -> int:
-        values, ranks = self.values, self.ranks
+        config, ranks = self.config, self.ranks
         where = str(self.config.source or self.directory.path)
-        per_rank = batch_per_rank(values, ranks.world_size, where=where)
-        data = data_fingerprint(values)
-        length = run_length(values, instances=data["instances"], where=where)
+        per_rank = batch_per_rank(config, ranks.world_size, where=where)
+        data = data_fingerprint(config)
+        length = run_length(config, instances=data["instances"], where=where)
         self.state.max_steps = length.steps
         self.saver = Saver(
             self.store,
-            values=values,
+            config=config,
             config_text=self.config.dump(),
-            checkpoint_bytes=checkpoint.estimated_bytes(values, self.config.shape),
+            checkpoint_bytes=checkpoint.estimated_bytes(config, self.config.shape),
             rows=self.directory.metrics_path,
             ranks=ranks,
-            extra={"data": data, "attempt": self.state.attempt, "run_name": values["run_name"]},
+            extra={"data": data, "attempt": self.state.attempt, "run_name": config.run_name},
             saved=self._saved,
         )
         if ranks.is_first and (warning := self.saver.check_space(length.steps)):
@@ -136,16 +136,16 @@ class Session:
                 device=self._device_name(),
                 world_size=ranks.world_size,
                 data=data,
-                evaluation=evaluation_fingerprints(values),
+                evaluation=evaluation_fingerprints(config),
             )
             self.directory.write_state(self.state)
         cfg = effective_config(self.config, per_rank=per_rank, directory=self.directory, ranks=ranks)
         self.reporter = lines.Reporter(speaks=ranks.is_first, total=length.steps, progress=self.progress)
         stack.callback(self.reporter.close)
-        for note in (*unused_keys(values), *schedule_warnings(values, self.config.shape, length)):
+        for note in (*unused_keys(config), *schedule_warnings(config, self.config.shape, length)):
             self.say(f"note: {note}")
-        if values["precision"] not in (None, cfg.precision):
-            self.say(f"note: {cfg.precision} instead of {values['precision']} on this device")
+        if config.precision not in (None, cfg.precision):
+            self.say(f"note: {cfg.precision} instead of {config.precision} on this device")
 
         trainer, self.compile_report = build_trainer(
             self.config, cfg, steps=length.steps, directory=self.directory, ranks=ranks, hooks=self, where=where
@@ -156,7 +156,7 @@ class Session:
             stack,
             attempt=self.state.attempt,
             rank=ranks.rank,
-            wanted=self.values["save_data_indices"],
+            wanted=self.config.save_data_indices,
         )
         done = self._restore(own, length.steps)
         trainer.stop_step = self._stop_step(length.steps)
@@ -166,7 +166,7 @@ class Session:
                 where=where,
                 right="a longer max_duration, or reset_trainer_state: true",
             )
-        limit = values["time_limit"]
+        limit = config.time_limit
         left = None if limit is None else limit - (time.monotonic() - self._began)
         self.time_limit = TimeLimit(seconds=left, end_time=scheduler_end_time())
         strategy = str(cfg.distributed_strategy)
@@ -193,7 +193,7 @@ class Session:
         if self._evaluation_is_due():
             trainer.eval()
             trainer.dist_model.train()
-        profile = self.values["torch_profiling"] and self.ranks.is_first
+        profile = self.config.torch_profiling and self.ranks.is_first
         self._profiler = None
         if profile:
             folder = self.directory.path / "profiler"
@@ -284,7 +284,7 @@ class Session:
         if self.ranks.is_first:
             sweep = SweepDirectory(self.directory.path.resolve().parent)
             self.wandb_run = wandb_run.start(
-                self.values,
+                self.config.plain(),
                 run_directory=self.directory,
                 shape=self.shape,
                 provenance=self.provenance,
@@ -309,8 +309,8 @@ class Session:
         restorer = Restorer(self.trainer, config=self.config, steps=steps, ranks=self.ranks, say=self.say)
         if own is not None:
             self.saver.save_seconds = restorer.from_own(own)["save_seconds"]
-        elif self.values["load_path"]:
-            restorer.from_elsewhere(self.values["load_path"])
+        elif self.config.load_path:
+            restorer.from_elsewhere(self.config.load_path)
         else:
             restorer.fresh()
         self.state.step = self.trainer.global_step if own is not None else 0
@@ -318,7 +318,7 @@ class Session:
 
     def _stop_step(self, steps: int) -> int:
         """Where this run ends. `stop_after` counts from where a warm start begins."""
-        after = self.values["stop_after"]
+        after = self.config.stop_after
         return steps if after is None else min(steps, self.trainer.first_step + after)
 
     # -- hooks -----------------------------------------------------------------------------------------------------
@@ -342,7 +342,7 @@ class Session:
 
     def _reason_to_give_up(self) -> str | None:
         """Why the run should end for good, not done."""
-        if (reason := early_stopping_reason(self.trainer, self.values)) is not None:
+        if (reason := early_stopping_reason(self.trainer, self.config)) is not None:
             return reason
         cancelled = self.wandb_run.cancel_requested
         return f"cancelled on W&B: {cancelled}" if cancelled is not None else None
@@ -365,7 +365,7 @@ class Session:
         return self.samples.pattern
 
     def wants_metrics(self, step: int) -> bool:
-        return step % self.values["console_log_interval"] == 0 or step == self.trainer.stop_step
+        return step % self.config.console_log_interval == 0 or step == self.trainer.stop_step
 
     def after_step(self, metrics: dict[str, float], *, batch_seconds: float) -> None:
         step = self.trainer.global_step
@@ -403,7 +403,7 @@ class Session:
         asked = bool(trainer.evaluators) and (
             step >= trainer.stop_step or (step > 0 and step % trainer.cfg.eval_interval == 0)
         )
-        if trainer.evaluators and self.values["eval_on_load"] and step == trainer.first_step > 0:
+        if trainer.evaluators and self.config.eval_on_load and step == trainer.first_step > 0:
             asked = True
         rows = self.directory.read_metrics() if asked and self.ranks.is_first else []
         return agree(asked and not any(row.kind == "eval" and row.step == step for row in rows), self.ranks)

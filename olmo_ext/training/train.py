@@ -48,7 +48,7 @@ def is_finished(config: RunConfig, directory: RunDirectory) -> bool:
     if not directory.exists() or directory.read_state().status != "done":
         return False
     stored = load_run_config(directory.config_path, check_budget_too=False)
-    return all(config.values[key] == stored.values[key] for key in LENGTH_KEYS)
+    return all(getattr(config, key) == getattr(stored, key) for key in LENGTH_KEYS)
 
 
 @contextmanager
@@ -93,14 +93,14 @@ def train(
     began = time.monotonic()  # Importing torch counts: a time limit is that of the command.
     directory = RunDirectory(run_directory)
     check_environment()
-    if config.values["node"] is not None:
-        load_hardware().node(config.values["node"], where=f"{config.source or directory.path}, node")
+    if config.node is not None:
+        load_hardware().node(config.node, where=f"{config.source or directory.path}, node")
     first = int(os.environ.get("RANK", "0")) == 0
     with nullcontext(stop) if stop is not None else StopRequest() as stop:
         check_same_run(config, directory, extend=extend)
         if is_finished(config, directory):
             return _nothing_to_do(directory, first=first)
-        check_requirements(config.values, where=str(config.source or directory.path))
+        check_requirements(config, where=str(config.source or directory.path))
         from olmo_ext.training.distributed import agree, process_group
         from olmo_ext.training.session import Session
 

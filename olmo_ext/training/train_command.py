@@ -58,7 +58,7 @@ def run_from_arguments(
     with StopRequest() as stop:
         limit: list[Any] = [f"time_limit={time_limit}"] if time_limit else []
         loaded = load_run_config(config, [*overrides, *limit])
-        folder = run_directory or Path("runs") / _folder_name(loaded.values["run_name"] or config.stem)
+        folder = run_directory or Path("runs") / _folder_name(loaded.run_name or config.stem)
         return train_run(loaded, run_directory=folder, progress=progress, extend=extend, stop=stop)
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from olmo_ext.base.errors import InputError
+from olmo_ext.base.sections import TrainConfig
 from olmo_ext.config.schema import load_schema
 
 ONE_FORMAT = "there is one checkpoint format, for any number of ranks"
@@ -30,16 +28,16 @@ UNUSED = {
 }
 
 
-def unused_keys(values: Mapping[str, Any]) -> list[str]:
+def unused_keys(config: TrainConfig) -> list[str]:
     """One sentence per key that is set and not used.
 
     :raises InputError: for `dry_run`, which must not start a training.
     """
-    if values["dry_run"]:
+    if config.dry_run:
         raise InputError("dry_run asks for no training", where="dry_run", right="`olmo-ext plan` checks a config")
     fields = load_schema()["classes"]["TrainConfig"]
     return [
         f"{key} is not used: {why}"
         for key, why in UNUSED.items()
-        if key in fields and values[key] != fields[key]["default"]
+        if key in fields and getattr(config, key) != fields[key]["default"]
     ]

@@ -15,13 +15,16 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeGuard, cast
 
 import torch
 from olmo.config import BlockType, ModelConfig
 from olmo.model import OLMo, OLMoBlock
 
+from olmo_ext.base import sections
 from olmo_ext.base.errors import InputError
+from olmo_ext.base.sections import plain_section
 from olmo_ext.blocks.attention import cache_for
 from olmo_ext.blocks.block import ShapedBlock
 from olmo_ext.blocks.initialise import Branches
@@ -41,7 +44,7 @@ class ShapedModelConfig(ModelConfig):
     """The shape as plain data (`shape_to_dict`), so that OmegaConf can write and read it with the rest. Empty in the
     configs of single stock layers."""
 
-    @property
+    @cached_property
     def model_shape(self) -> ModelShape:
         return shape_from_dict(self.shape)
 
@@ -69,13 +72,13 @@ def shape_from_dict(content: Mapping[str, Any]) -> ModelShape:
     return ModelShape(**{**content, "layers": layers})
 
 
-def shaped_model_config(model: Mapping[str, Any], shape: ModelShape) -> ShapedModelConfig:
+def shaped_model_config(model: sections.ModelConfig, shape: ModelShape) -> ShapedModelConfig:
     """OLMo's typed config for a shape.
 
     :param model: the `model` section of a resolved config; ours (`ffn`, `attention`) is left out, the shape says it.
     """
     check_upstream()
-    known = {key: value for key, value in model.items() if key not in ("ffn", "attention")}
+    known = {key: value for key, value in plain_section(model).items() if key not in ("ffn", "attention")}
     config = ShapedModelConfig.new(**known, shape=shape_to_dict(shape))
     if config.n_layers != shape.n_layers or config.d_model != shape.d_model:
         raise InputError(
@@ -225,8 +228,8 @@ def build_model(config: RunConfig, *, device: str | torch.device = "cpu", seed: 
     :param device: where the model ends up; `meta` builds it without weights.
     :param seed: the run's `seed` by default.
     """
-    model_config = shaped_model_config(config.values["model"], config.shape)
-    return build_from_model_config(model_config, device=device, seed=config.values["seed"] if seed is None else seed)
+    model_config = shaped_model_config(config.model, config.shape)
+    return build_from_model_config(model_config, device=device, seed=config.seed if seed is None else seed)
 
 
 def build_from_model_config(

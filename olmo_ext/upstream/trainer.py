@@ -97,12 +97,12 @@ def train_config(config: RunConfig) -> TrainConfig:
     def data(section: dict[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in section.items() if key not in OUR_DATA_KEYS}
 
-    values = {key: value for key, value in config.values.items() if key not in (*OUR_KEYS, "model")}
+    values = {key: value for key, value in config.plain().items() if key not in (*OUR_KEYS, "model")}
     values["data"] = data(values["data"])
     values["scheduler"] = scheduler_values(values["scheduler"])
     values["evaluators"] = [{**item, "data": data(item["data"])} for item in values["evaluators"]]
     cfg = TrainConfig.new(**values)
-    cfg.model = shaped_model_config(config.values["model"], config.shape)
+    cfg.model = shaped_model_config(config.model, config.shape)
     return cfg
 
 

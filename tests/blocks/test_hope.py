@@ -73,7 +73,7 @@ def test_the_periods_reach_the_shape_and_come_back_from_the_models_config(tiny):
 
     config = tiny(ffn=HOPE)
     assert periods_of(config.shape) == (1, 4, 16)
-    kept = shaped_model_config(config.values["model"], config.shape)
+    kept = shaped_model_config(config.model, config.shape)
     assert periods_of(kept.model_shape) == (1, 4, 16) and shape_from_dict(kept.shape).layers == config.shape.layers
     assert periods_of(tiny(ffn={"type": "hope", **LEVELS}).shape) == (1, 1, 1)
     assert periods_of(tiny(ffn={"d_ff": 24}).shape) == (1,)

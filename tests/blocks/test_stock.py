@@ -30,8 +30,8 @@ def stock_model(config):
     from olmo.config import ModelConfig
     from olmo.model import OLMo
 
-    values = {k: v for k, v in config.values["model"].items() if k not in ("ffn", "attention")}
-    torch.manual_seed(config.values["seed"])
+    values = {k: v for k, v in config.plain()["model"].items() if k not in ("ffn", "attention")}
+    torch.manual_seed(config.seed)
     return OLMo(ModelConfig.new(**values | {"init_device": "cpu"}))
 
 

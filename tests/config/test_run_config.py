@@ -29,8 +29,8 @@ def test_a_resolved_config_loads_alone_to_the_same_values(small: Path, tmp_path:
     config = load_run_config(small, ["model.n_layers=3", "run_name=it's 50% $(id)"])
     again = tmp_path / "again.yaml"
     again.write_text(config.dump())
-    assert load_run_config(again).values == config.values
-    assert config.values["run_name"] == "it's 50% $(id)"
+    assert load_run_config(again).plain() == config.plain()
+    assert config.run_name == "it's 50% $(id)"
 
 
 def test_the_file_and_the_command_line_give_the_same_typed_value(small: Path, tmp_path: Path) -> None:
@@ -50,8 +50,8 @@ def test_the_file_and_the_command_line_give_the_same_typed_value(small: Path, tm
         child = tmp_path / "child.yaml"
         child.write_text("extends: small.yaml\n" + yaml.safe_dump(section).replace("PLACE", text))
         for override in (f"{key}={text}", f"--{key}={text}"):
-            assert load_run_config(child).values == {
-                **load_run_config(small, [override]).values,
+            assert load_run_config(child).plain() == {
+                **load_run_config(small, [override]).plain(),
                 "run_name": "child",
             }
 
@@ -66,8 +66,8 @@ def test_extends_merges_deeply_and_later_wins(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(SMALL)
     (tmp_path / "b.yaml").write_text("model: {n_layers: 5}\nseed: 1\n")
     (tmp_path / "c.yaml").write_text("extends: [a.yaml, b.yaml]\nseed: 2\n")
-    values = load_run_config(tmp_path / "c.yaml").values
-    assert (values["model"]["n_layers"], values["model"]["d_model"], values["seed"]) == (5, 64, 2)
+    values = load_run_config(tmp_path / "c.yaml")
+    assert (values.model.n_layers, values.model.d_model, values.seed) == (5, 64, 2)
 
 
 def test_extending_oneself_is_an_error(tmp_path: Path) -> None:
@@ -110,8 +110,8 @@ def test_a_bad_override_is_one_line_that_names_the_key(small: Path, override: st
 def test_a_name_that_is_not_given_is_the_files(small: Path) -> None:
     for rest in ("", "run_name:\n", "run_name: null\n"):
         small.write_text(SMALL + rest)
-        assert load_run_config(small).values["run_name"] == "small"
-    assert load_run_config(small, ["run_name=null"]).values["run_name"] == "small"
+        assert load_run_config(small).run_name == "small"
+    assert load_run_config(small, ["run_name=null"]).run_name == "small"
     small.write_text(SMALL + 'run_name: ""\n')
     with pytest.raises(InputError, match=r"small\.yaml:\d+, run_name: is empty"):
         load_run_config(small)
@@ -123,7 +123,7 @@ def test_null_drops_an_inherited_option_of_another_type_and_is_the_default_of_on
     other = load_run_config(tmp_path / "gated.yaml", ["model.attention={type: softmax, gate: null}"])
     assert other.shape.layers[0].attention == load_run_config(tmp_path / "a.yaml").shape.layers[0].attention
     own = load_run_config(tmp_path / "gated.yaml", ["model.attention.gate=null"])
-    assert own.values["model"]["attention"]["gate"] == "elementwise"
+    assert own.model.attention.options["gate"] == "elementwise"
 
 
 def test_an_override_may_hold_any_character() -> None:
@@ -133,8 +133,8 @@ def test_an_override_may_hold_any_character() -> None:
 
 
 def test_interpolation_reaches_other_keys(small: Path) -> None:
-    values = load_run_config(small, ["save_folder=out/${run_name}"]).values
-    assert values["save_folder"] == "out/small"
+    values = load_run_config(small, ["save_folder=out/${run_name}"])
+    assert values.save_folder == "out/small"
 
 
 def test_identity_ignores_what_may_change_on_restart_and_names_what_may_not(small: Path) -> None:
@@ -161,7 +161,7 @@ def test_identity_ignores_what_may_change_on_restart_and_names_what_may_not(smal
 
 
 def test_the_order_of_the_data_does_not_follow_the_seed(small: Path) -> None:
-    assert load_run_config(small, ["seed=3"]).values["data"]["seed"] == 6198
+    assert load_run_config(small, ["seed=3"]).data.seed == 6198
 
 
 def test_a_budget_that_the_shape_misses_is_an_error_saying_by_how_much(small: Path) -> None:
@@ -175,6 +175,6 @@ def test_a_config_in_which_every_taper_had_a_steepness_still_loads() -> None:
     """`steepness: null` stood beside every schedule before it became an option of the sigmoid's."""
     path = Path(__file__).parents[2] / "examples" / "shapes" / "tapered-s1" / "config.yaml"
     assert "steepness: null" in path.read_text()
-    assert "steepness" not in load_run_config(path).values["model"]["ffn"]["taper"]
-    sigmoid = load_run_config(path, ["model.ffn.taper.schedule=sigmoid"]).values["model"]["ffn"]["taper"]
-    assert sigmoid["steepness"] == 10.0
+    assert load_run_config(path).model.ffn.taper.options == {}
+    sigmoid = load_run_config(path, ["model.ffn.taper.schedule=sigmoid"]).model.ffn.taper
+    assert sigmoid.options == {"steepness": 10.0}

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from olmo_ext.base.errors import InputError
+from olmo_ext.base.sections import TrainConfig
 from olmo_ext.config.run_length import (
     batch_per_rank,
     learning_rate_warnings,
@@ -15,12 +16,12 @@ from olmo_ext.config.run_length import (
     schedule_warnings,
     sequence_warnings,
 )
+from tests.sections import typed
 
 
-def _values(**changes: Any) -> dict[str, Any]:
+def _values(**changes: Any) -> TrainConfig:
     values = {"global_train_batch_size": 8, "device_train_microbatch_size": 4, "model": {"max_sequence_length": 16}}
-    free = {"stop_at": None, "stop_after": None, "load_path": None, "reset_trainer_state": False}
-    return {**values, **free, "max_duration": "500T", **changes}
+    return typed({**values, "max_duration": "500T", **changes})
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,7 @@ def test_options_longer_than_a_sequence_are_said_once() -> None:
         config = tiny_config(attention=attention)
         assert config.shape.max_sequence_length == 24 and config.shape.n_layers > 1
         found = sequence_warnings(config.shape)
-        assert set(found) <= set(schedule_warnings(config.values, config.shape, run_length(config.values)))
+        assert set(found) <= set(schedule_warnings(config, config.shape, run_length(config)))
         return found
 
     assert warned() == []

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
-import json
 from pathlib import Path
 
 import pytest
 
+from olmo_ext.base import upstream_sections
 from olmo_ext.base.errors import InputError
+from olmo_ext.base.sections import TrainConfig
 from olmo_ext.base.yaml_tree import parse_yaml, read_scalar
-from olmo_ext.config.schema import CONVERTERS, coerce, coerce_class, load_schema, parse_duration
+from olmo_ext.config.schema import CONVERTERS, SECTIONS, coerce, coerce_class, load_schema, parse_duration
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,12 +24,28 @@ def test_a_value_that_is_no_single_one_is_named(kind: str, value: object) -> Non
         coerce(value, {"type": kind, "optional": True}, key="key", origins={})
 
 
-def test_the_schema_file_equals_the_installed_upstream() -> None:
-    spec = importlib.util.spec_from_file_location("generate", ROOT / "scripts" / "generate_upstream_schema.py")
+def test_the_sections_of_upstream_are_those_of_the_installed_one() -> None:
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "scripts" / "generate_upstream_sections.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert json.loads(module.TARGET.read_text()) == module.build_schema()
+    assert module.TARGET.read_text() == module.build_module()
+
+
+def test_our_sections_change_no_type_of_upstreams() -> None:
+    """Names and types are OLMo's, except where a section holds more, a time limit is read from `1:30:00`, or a registry
+    stands for an enumeration."""
+    widened = {
+        "TrainConfig": {"model", "data", "evaluators", "scheduler", "wandb", "time_limit"},
+        "EvaluatorConfig": {"data"},
+        "SchedulerConfig": {"name"},
+    }
+    for name, cls in SECTIONS.items():
+        theirs = getattr(upstream_sections, name, None)
+        if theirs is not None:
+            types = {field.name: field.type for field in dataclasses.fields(cls)}
+            differing = {field.name for field in dataclasses.fields(theirs) if types[field.name] != field.type}
+            assert differing == widened.get(name, set()), name
 
 
 @pytest.mark.parametrize(
@@ -82,7 +100,7 @@ def test_an_unknown_key_names_the_nearest_known_one_and_its_line() -> None:
     origins: dict[str, str] = {}
     tree = parse_yaml("model:\n  d_model: 64\n  n_layer: 2\n", name="x.yaml", origins=origins)
     with pytest.raises(InputError, match=r"x\.yaml:3, model\.n_layer: unknown key 'n_layer'; did you mean 'n_layers'"):
-        coerce_class("TrainConfig", tree, key="", origins=origins, options={})
+        coerce_class(TrainConfig, tree, key="", origins=origins, options={})
 
 
 @pytest.mark.parametrize("text", ["model: [", "a: 1\na: 2", "a: !!python/object:os.system x", "<<: {a: 1}", "- 1: {"])
@@ -107,14 +125,10 @@ def test_text_that_reads_in_one_way_only_needs_no_quotes(text: str) -> None:
 
 
 def test_dropout_is_zero_and_the_entity_is_nobodys_unless_said() -> None:
-    values = coerce_class("TrainConfig", {"wandb": {}}, key="", origins={}, options={})
-    model = values["model"]
-    assert (model["attention_dropout"], model["residual_dropout"], model["embedding_dropout"]) == (
-        0.0,
-        0.0,
-        0.0,
-    )
-    assert values["wandb"]["entity"] is None and values["wandb"]["tags"] == []
+    values = coerce_class(TrainConfig, {"wandb": {}}, key="", origins={}, options={})
+    model, wandb = values.model, values.wandb
+    assert (model.attention_dropout, model.residual_dropout, model.embedding_dropout) == (0.0, 0.0, 0.0)
+    assert wandb is not None and wandb.entity is None and wandb.tags == []
 
 
 def test_every_default_is_of_its_own_type() -> None:

@@ -65,7 +65,7 @@ baseline: conventional-learning_rate0.0004
             f"run_name={last.name}",
         ],
     )
-    assert last.config.values == by_hand.values
+    assert last.config.plain() == by_hand.plain()
     assert last.values == {"shape": "hourglass", "optimizer.learning_rate": 0.0008}
     assert (last.group, last.seed) == ("hourglass-learning_rate0.0008", 2)
 
@@ -81,7 +81,7 @@ def test_names_do_not_depend_on_how_a_number_is_written(sweep_file) -> None:
 def test_generated_names_hold_only_safe_characters_and_values_arrive_unchanged(sweep_file) -> None:
     path = sweep_file("""axes: {save_folder: ["a b", "x,y=1", "50%", "it's", "$(id)", "a_b"]}""")
     runs = load_sweep(path).runs
-    assert [run.config.values["save_folder"] for run in runs] == ["a b", "x,y=1", "50%", "it's", "$(id)", "a_b"]
+    assert [run.config.save_folder for run in runs] == ["a b", "x,y=1", "50%", "it's", "$(id)", "a_b"]
     assert all(set(run.name) <= set("abcdefghijklmnopqrstuvwxyz0123456789._+-") for run in runs)
     assert len({run.name for run in runs}) == 6
 
@@ -90,7 +90,7 @@ def test_generated_names_hold_only_safe_characters_and_values_arrive_unchanged(s
 def test_a_listed_name_is_the_runs_name_as_written(sweep_file, name: str) -> None:
     path = sweep_file(f'runs: {{"{name}": {{seed: 3}}}}\n')
     run = load_sweep(path).runs[0]
-    assert run.name == run.group == run.config.values["run_name"] == name
+    assert run.name == run.group == run.config.run_name == name
     assert run.values == {"seed": 3}
 
 
@@ -143,16 +143,16 @@ unequal_budgets: true
 """
     )
     plain, wide = load_sweep(path).runs
-    assert [run.config.values["model"]["ffn"]["d_ff"] for run in (plain, wide)] == [128, 192]
-    assert [run.config.values["max_duration"] for run in (plain, wide)] == [7, 7]
-    assert wide.config.values["optimizer"]["learning_rate"] == 0.5
+    assert [run.config.model.ffn.d_ff for run in (plain, wide)] == [128, 192]
+    assert [run.config.max_duration for run in (plain, wide)] == [7, 7]
+    assert wide.config.optimizer.learning_rate == 0.5
 
 
 def test_seeds_change_the_weights_and_not_the_data_unless_the_sweep_says_so(sweep_file) -> None:
-    orders = [run.config.values["data"]["seed"] for run in load_sweep(sweep_file("seeds: [1, 2]")).runs]
+    orders = [run.config.data.seed for run in load_sweep(sweep_file("seeds: [1, 2]")).runs]
     assert orders[0] == orders[1]
     told = load_sweep(sweep_file("seeds: [1, 2]\nseeds_change_data: true")).runs
-    assert [run.config.values["data"]["seed"] for run in told] == [1, 2]
+    assert [run.config.data.seed for run in told] == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_unequal_budgets_run_when_the_sweep_says_so(sweep_file) -> None:
 
 def test_command_line_wins_over_the_file_but_not_over_what_the_runs_differ_in(sweep_file) -> None:
     path = sweep_file("axes: {optimizer.learning_rate: [1e-3, 2e-3]}\nmax_duration: 5")
-    assert {run.config.values["max_duration"] for run in load_sweep(path, ["max_duration=2e0"]).runs} == {2}
+    assert {run.config.max_duration for run in load_sweep(path, ["max_duration=2e0"]).runs} == {2}
     with pytest.raises(InputError, match="differ in"):
         load_sweep(path, ["--optimizer.learning_rate=1"])
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from olmo_ext.base.sections import TrainConfig
+from tests.sections import typed
+
 VOCABULARY = 1000
 
 
-def make_values(paths: list[Path] | None = None, *, length: int = 16, **changes: Any) -> dict[str, Any]:
+def make_values(paths: list[Path] | None = None, *, length: int = 16, **changes: Any) -> TrainConfig:
     """What the loader needs of a resolved config; `changes` go to `data`, or to the top where they belong there."""
     values: dict[str, Any] = {
         "model": {"max_sequence_length": length, "vocab_size": VOCABULARY, "pad_token_id": 1, "eos_token_id": 0},
@@ -22,4 +25,4 @@ def make_values(paths: list[Path] | None = None, *, length: int = 16, **changes:
     }
     for name, value in changes.items():
         values[name if name in values else "data"] = value if name in values else {**values["data"], name: value}
-    return values
+    return typed(values)

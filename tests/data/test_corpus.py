@@ -344,11 +344,11 @@ def test_corpus_config_is_what_a_run_config_takes(tmp_path: Path) -> None:
     config = load_run_config(
         {"model": {"d_model": 64, "n_heads": 4, "n_layers": 2}, "data": {"corpus": tmp_path / "out"}}
     )
-    assert config.values["model"]["vocab_size"] == 300 and config.values["model"]["embedding_size"] == 384
-    assert config.values["data"]["paths"] == [str(tmp_path / "out" / "train.bin")]
-    assert config.values["data"]["memmap_dtype"] == "uint16"
-    (evaluator,) = config.values["evaluators"]
-    assert evaluator["data"]["datasets"] == {"validation": [str(tmp_path / "out" / "validation.bin")]}
+    assert config.model.vocab_size == 300 and config.model.embedding_size == 384
+    assert config.data.paths == [str(tmp_path / "out" / "train.bin")]
+    assert config.data.memmap_dtype == "uint16"
+    (evaluator,) = config.evaluators
+    assert evaluator.data.datasets == {"validation": [str(tmp_path / "out" / "validation.bin")]}
 
 
 def test_a_corpus_file_that_was_cut_is_named_before_a_run_knows_it(tmp_path: Path) -> None:
@@ -359,7 +359,7 @@ def test_a_corpus_file_that_was_cut_is_named_before_a_run_knows_it(tmp_path: Pat
     write_documents(tmp_path / "in", 40)
     build_corpus(FileSource([tmp_path / "in"]), tmp_path / "out", tokenizer="bpe:300", validation_fraction=0.3)
     model = {"d_model": 64, "n_heads": 4, "n_layers": 2, "max_sequence_length": 16}
-    values = load_run_config({"model": model, "data": {"corpus": tmp_path / "out"}}).values
+    values = load_run_config({"model": model, "data": {"corpus": tmp_path / "out"}})
     data_fingerprint(values), evaluation_fingerprints(values)
     for name, check in (("train.bin", data_fingerprint), ("validation.bin", evaluation_fingerprints)):
         size = (tmp_path / "out" / name).stat().st_size
@@ -380,7 +380,7 @@ def test_a_runs_own_config_loads_where_its_corpus_is_no_more(tmp_path: Path) -> 
     (tmp_path / "config.yaml").write_text(config.dump())
     (tmp_path / "out").rename(tmp_path / "moved")
     stored = load_run_config(tmp_path / "config.yaml")
-    assert {**stored.values, "run_name": None} == {**config.values, "run_name": None}
+    assert {**stored.plain(), "run_name": None} == {**config.plain(), "run_name": None}
     moved = load_run_config({"model": model, "data": {"corpus": tmp_path / "moved"}})
     assert moved.identity() == stored.identity()
     with pytest.raises(InputError, match="no corpus"):

@@ -29,6 +29,7 @@ from olmo_ext.data.subset import Subset
 from olmo_ext.data.survey import SourceManifest, survey, survey_to
 from tests.data.http_server import FileServer
 from tests.data.synthetic import LENGTH, write_source
+from tests.sections import typed
 
 pytestmark = pytest.mark.once
 
@@ -133,15 +134,11 @@ def test_training_on_the_subset_is_training_on_olmos_own_data_set(
         instance_filter_config=InstanceFilterConfig(**chosen),
     )
     batch = 20
-    values = {
+    config = {
         "model": {"max_sequence_length": LENGTH, "vocab_size": 50_000},
         "data": {"subset": str(tmp_path / "subset"), "seed": None, "instance_filter": chosen},
         "global_train_batch_size": batch,
         "max_duration": 40,
-        "stop_at": None,
-        "stop_after": None,
-        "load_path": None,
-        "reset_trainer_state": False,
     }
     for rank in range(world_size):
         theirs = IterableDataset(
@@ -154,7 +151,7 @@ def test_training_on_the_subset_is_training_on_olmos_own_data_set(
             fs_local_rank=0,
             num_threads=0,
         )
-        ours = build_train_loader(values, rank=rank, world_size=world_size, work_dir=tmp_path / "work")
+        ours = build_train_loader(typed(config), rank=rank, world_size=world_size, work_dir=tmp_path / "work")
         rows = zip(ours, _batches(theirs, batch // world_size), strict=False)
         steps = 0
         for our_batch, their_batch in itertools.islice(rows, 40):

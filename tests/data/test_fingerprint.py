@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from olmo_ext.base.errors import InputError
+from olmo_ext.base.sections import EvaluatorConfig
 from olmo_ext.data.fingerprint import compare_fingerprints, data_fingerprint, evaluation_fingerprints
 from olmo_ext.data.shared_orders import orders_shared
 from tests.data.helpers import make_values
@@ -41,7 +43,7 @@ def test_uint16_read_as_uint32_is_beyond_the_vocabulary(token_files: Files) -> N
 
 def test_a_vocabulary_that_the_type_cannot_hold_is_refused(token_files: Files) -> None:
     values = make_values(token_files(500), memmap_dtype="uint16")
-    values["model"]["vocab_size"] = 100278
+    values = dataclasses.replace(values, model=dataclasses.replace(values.model, vocab_size=100278))
     with pytest.raises(InputError, match="uint16 holds ids up to 65,535, the vocabulary has 100,278; uint32"):
         data_fingerprint(values)
 
@@ -72,7 +74,7 @@ def test_a_missing_file_is_named(token_files: Files) -> None:
 
 def test_remote_paths_are_sent_to_fetch() -> None:
     values = make_values()
-    values["data"]["paths"] = ["http://localhost/x.npy"]
+    values = dataclasses.replace(values, data=dataclasses.replace(values.data, paths=["http://localhost/x.npy"]))
     with pytest.raises(InputError, match="data fetch"):
         data_fingerprint(values)
 
@@ -131,14 +133,13 @@ def test_settings_that_change_the_data_are_named(token_files: Files) -> None:
 
 
 def test_evaluation_sets_have_fingerprints_by_label(token_files: Files) -> None:
-    values = make_values(token_files(500))
-    section = make_values(token_files(900, folder="validation"))["data"]
-    values["evaluators"] = [
-        {"label": "held-out", "type": "lm", "data": section},
-        {"label": "piqa", "type": "downstream"},
-    ]
+    data = make_values(token_files(900, folder="validation")).data
+    held_out = EvaluatorConfig(label="held-out", type="lm", data=data)
+    downstream = EvaluatorConfig(label="piqa", type="downstream")
+    values = dataclasses.replace(make_values(token_files(500)), evaluators=[held_out, downstream])
     assert list(evaluation_fingerprints(values)) == ["held-out"]
-    section["paths"] = ["data/eval/wikitext_103.npy"]
+    missing = dataclasses.replace(data, paths=["data/eval/wikitext_103.npy"])
+    values = dataclasses.replace(values, evaluators=[dataclasses.replace(held_out, data=missing)])
     with pytest.raises(InputError, match="no such file; `olmo-ext eval --prepare data/eval`"):
         evaluation_fingerprints(values)
 

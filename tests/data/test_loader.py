@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from olmo_ext.base.errors import InputError, WorkError
+from olmo_ext.base.sections import TrainConfig
 from olmo_ext.data.loader import TrainLoader, build_train_loader
 from olmo_ext.data.order import first_of_order
 from tests.data.helpers import VOCABULARY, make_values
@@ -21,45 +22,45 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 Files = Callable[..., list[Path]]
 
 
-def upstream_loader(values: dict[str, Any], *, rank: int = 0, world_size: int = 1) -> DataLoader:
+def upstream_loader(values: TrainConfig, *, rank: int = 0, world_size: int = 1) -> DataLoader:
     """OLMo's own data set, iterable and collator."""
     from olmo.config import DataConfig, InstanceFilterConfig, PaddingDirection
     from olmo.data import DataCollator, IterableDataset, MemMapDataset
 
-    data, model = values["data"], values["model"]
-    chosen = data.get("instance_filter")
+    data, model = values.data, values.model
+    chosen = data.instance_filter
     dataset = MemMapDataset(
-        *data["paths"],
-        chunk_size=model["max_sequence_length"],
-        memmap_dtype=DataConfig(memmap_dtype=data["memmap_dtype"]).effective_memmap_dtype,
+        *data.paths,
+        chunk_size=model.max_sequence_length,
+        memmap_dtype=DataConfig(memmap_dtype=data.memmap_dtype).effective_memmap_dtype,
         include_instance_metadata=False,
-        pad_token_id=model["pad_token_id"],
-        eos_token_id=model["eos_token_id"],
-        generate_attention_mask=data.get("generate_attention_mask", False),
-        generate_doc_lengths=data.get("generate_doc_lengths", False),
-        label_mask_paths=data.get("label_mask_paths"),
-        instance_filter_config=InstanceFilterConfig(**chosen) if chosen else None,
+        pad_token_id=model.pad_token_id,
+        eos_token_id=model.eos_token_id,
+        generate_attention_mask=data.generate_attention_mask,
+        generate_doc_lengths=data.generate_doc_lengths,
+        label_mask_paths=data.label_mask_paths,
+        instance_filter_config=InstanceFilterConfig(**dataclasses.asdict(chosen)) if chosen else None,
     )
     iterable = IterableDataset(
         dataset,  # type: ignore[arg-type]
-        values["global_train_batch_size"],
-        seed=data["seed"],
+        values.global_train_batch_size,
+        seed=data.seed,
         drop_last=True,
         rank=rank,
         world_size=world_size,
         fs_local_rank=0,
         num_threads=0,
     )
-    collator = DataCollator(pad_direction=PaddingDirection.right, pad_token_id=model["pad_token_id"])
-    batch = values["global_train_batch_size"] // world_size
+    collator = DataCollator(pad_direction=PaddingDirection.right, pad_token_id=model.pad_token_id)
+    batch = values.global_train_batch_size // world_size
     return DataLoader(iterable, batch_size=batch, drop_last=True, collate_fn=collator)
 
 
-def loader_of(values: dict[str, Any], tmp_path: Path, *, rank: int = 0, world_size: int = 1) -> TrainLoader:
+def loader_of(values: TrainConfig, tmp_path: Path, *, rank: int = 0, world_size: int = 1) -> TrainLoader:
     return build_train_loader(values, rank=rank, world_size=world_size, work_dir=tmp_path / "work")
 
 
-def global_steps(values: dict[str, Any], tmp_path: Path, world_size: int, **state: int) -> list[list[int]]:
+def global_steps(values: TrainConfig, tmp_path: Path, world_size: int, **state: int) -> list[list[int]]:
     """Sorted sample ids of every step over all ranks."""
     ranks = []
     for rank in range(world_size):

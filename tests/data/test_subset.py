@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from olmo_ext.base.errors import InputError
+from olmo_ext.base.sections import TrainConfig
 from olmo_ext.cli import main
 from olmo_ext.data.fetch import FetchOptions, SubsetFetch
 from olmo_ext.data.fingerprint import compare_fingerprints, data_fingerprint
@@ -26,6 +27,7 @@ from olmo_ext.data.survey import SourceManifest, survey
 from olmo_ext.data.verify import Check, SubsetVerification
 from tests.data.http_server import FileServer
 from tests.data.synthetic import LENGTH, write_source
+from tests.sections import typed
 
 COUNT = 1000
 
@@ -60,21 +62,17 @@ def get(directory: Path, manifest: SourceManifest, instances: int) -> None:
     job.run()
 
 
-def values_for(directory: Path, **changes: Any) -> dict[str, Any]:
+def values_for(directory: Path, **changes: Any) -> TrainConfig:
     values: dict[str, Any] = {
         "model": {"max_sequence_length": LENGTH, "vocab_size": 50_000},
         "data": {"subset": str(directory), "seed": 6198},
         "global_train_batch_size": 10,
         "max_duration": 100,
-        "stop_at": None,
-        "stop_after": None,
-        "load_path": None,
-        "reset_trainer_state": False,
     }
-    return {**values, **changes}
+    return typed({**values, **changes})
 
 
-def ids(values: dict[str, Any], tmp_path: Path, **state: int) -> list[int]:
+def ids(values: TrainConfig, tmp_path: Path, **state: int) -> list[int]:
     loader = build_train_loader(values, rank=0, world_size=1, work_dir=tmp_path / "work")
     for name, value in state.items():
         setattr(loader.dataset, name, value)
@@ -106,8 +104,7 @@ def test_epochs_over_a_subset_are_shuffles_of_it(subset: Path, tmp_path: Path) -
 def test_the_stored_filter_is_used_where_its_settings_are_asked_for(subset: Path, tmp_path: Path) -> None:
     stored = {"repetition_max_period": 13, "repetition_min_period": 1, "repetition_max_count": 32}
     for chosen in (stored, {**stored, "repetition_max_count": 3}, None):
-        values = values_for(subset)
-        values["data"]["instance_filter"] = chosen
+        values = values_for(subset, data={"subset": str(subset), "seed": 6198, "instance_filter": chosen})
         instances = build_train_loader(values, rank=0, world_size=1, work_dir=tmp_path).dataset.dataset
         assert (instances.mask is not None) == (chosen == stored)
         assert ("instance_mask" in instances[0]) == (chosen is not None)
@@ -129,8 +126,8 @@ def test_the_stored_filter_is_used_where_its_settings_are_asked_for(subset: Path
     ],
 )
 def test_a_config_that_does_not_fit_the_subset_is_refused(subset: Path, changes: dict[str, Any], message: str) -> None:
-    values = values_for(subset, **changes)
-    values["data"]["subset"] = str(subset)
+    data = {"seed": 6198, **changes.get("data", {}), "subset": str(subset)}
+    values = values_for(subset, **{**changes, "data": data})
     with pytest.raises(InputError, match=message):
         data_fingerprint(values)
 

@@ -15,6 +15,7 @@ from olmo_ext.base.run_directory import RunDirectory, RunState
 from olmo_ext.evals import target as evaluated
 from olmo_ext.evals.eval_command import diagnose, evaluate, generate
 from olmo_ext.evals.results import Result, results_table, write_results
+from tests.sections import typed
 
 from .conftest import TEXT
 
@@ -37,7 +38,7 @@ def run(olmo: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPat
             step=7 if step is None else step,
             checkpoint_sha256="c" * 64,
             run=directory,
-            config=values,
+            config=typed(values),
         )
 
     monkeypatch.setattr(evaluated, "_load_run", load)

@@ -152,7 +152,7 @@ def make_run(tmp_path_factory, tokenizer_file):
                 if "norm" in name or "ln_f" in name or name.endswith("bias"):
                     parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
         run = RunDirectory(tmp_path_factory.mktemp("runs") / "run")
-        run.write_config(config.values)
+        run.write_config(config.plain())
         store = checkpoint.CheckpointStore(run.checkpoints)
         tensors = {checkpoint.MODEL: built.state_dict(), checkpoint.OPTIMIZER: {}}
         store.write(checkpoint.Snapshot(step=5, tensors=tensors, texts={checkpoint.TRAIN_STATE: '{"format": 1}'}))
@@ -168,6 +168,7 @@ def exported(make_run, tmp_path_factory):
 
     def export(kind: str) -> tuple[Path, Path]:
         if kind not in made:
+            from olmo_ext.base.sections import plain_section
             from olmo_ext.data.tokenizer import load_tokenizer
             from olmo_ext.export.card import origin_of
             from olmo_ext.export.folder import export_model
@@ -175,11 +176,18 @@ def exported(make_run, tmp_path_factory):
 
             run = make_run(kind)
             model, config = load_model_from_run(run)
-            section = config.values["model"]
-            tokenizer = load_tokenizer(config.values["tokenizer"]["identifier"], eos_token_id=0, pad_token_id=1)
+            section = config.model
+            tokenizer = load_tokenizer(config.tokenizer.identifier, eos_token_id=0, pad_token_id=1)
             target = tmp_path_factory.mktemp("exports") / "model"
             origin = origin_of(run / "checkpoints/step5", "a-run")
-            export_model(model, model=section, shape=config.shape, tokenizer=tokenizer, target=target, origin=origin)
+            export_model(
+                model,
+                model=plain_section(section),
+                shape=config.shape,
+                tokenizer=tokenizer,
+                target=target,
+                origin=origin,
+            )
             made[kind] = (run, target)
         return made[kind]
 

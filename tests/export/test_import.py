@@ -80,9 +80,9 @@ def test_a_released_olmo2_folder_becomes_a_run_with_equal_logits(tmp_path, token
     again = Olmo2ForCausalLM.from_pretrained(tmp_path / "released", dtype=torch.float32).eval()
     expected = again(tokens).logits
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5 * expected.abs().max().item())
-    section = loaded.values["model"]
-    assert (section["vocab_size"], section["embedding_size"], section["rope_theta"]) == (300, 384, 500000)
-    assert loaded.values["tokenizer"]["identifier"] == str((tmp_path / "run" / "tokenizer.json").resolve())
+    section = loaded.model
+    assert (section.vocab_size, section.embedding_size, section.rope_theta) == (300, 384, 500000)
+    assert loaded.tokenizer.identifier == str((tmp_path / "run" / "tokenizer.json").resolve())
 
 
 def write_olmo_checkpoint(source, *, suffix="pt", tokenizer=None, init_fn=None):

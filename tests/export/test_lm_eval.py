@@ -57,7 +57,7 @@ def test_lm_eval_scores_the_folder_without_network(exported, tmp_path):
     found = report["results"]["local_colours"]
     # The same by hand, with the OLMo model.
     model, config = load_model_from_run(run)
-    tokenizer = load_tokenizer(config.values["tokenizer"]["identifier"], eos_token_id=0)
+    tokenizer = load_tokenizer(config.tokenizer.identifier, eos_token_id=0)
     import torch
 
     right = 0

@@ -177,13 +177,14 @@ def test_a_model_that_computes_no_numbers_is_not_called_different(make_run, tmp_
     model, config = load_model_from_run(run)
     with torch.no_grad():
         model.transformer.ln_f.weight[0] = torch.nan
+    from olmo_ext.base.sections import plain_section
     from olmo_ext.data.tokenizer import load_tokenizer
 
-    tokenizer = load_tokenizer(config.values["tokenizer"]["identifier"], eos_token_id=0, pad_token_id=1)
+    tokenizer = load_tokenizer(config.tokenizer.identifier, eos_token_id=0, pad_token_id=1)
     with pytest.raises(WorkError, match="own logits are not finite"):
         export_model(
             model,
-            model=config.values["model"],
+            model=plain_section(config.model),
             shape=config.shape,
             tokenizer=tokenizer,
             target=tmp_path / "o",

@@ -199,13 +199,13 @@ def test_the_largest_micro_batch_that_fits_is_taken(project: Path) -> None:
         project / "large.yaml", ["global_train_batch_size=512"], rule=lambda c: node_settings(c, placement)
     )
     # The file itself says 8: it wins over the rule.
-    assert run.runs[0].config.values["device_train_microbatch_size"] == 8
+    assert run.runs[0].config.device_train_microbatch_size == 8
     (project / "child.yaml").write_text("extends: large.yaml\nglobal_train_batch_size: 512")
     config = load_sweep(project / "child.yaml", rule=lambda c: node_settings(c, placement)).runs[0].config
-    assert config.values["device_train_microbatch_size"] != 8 and config.values["precision"] == "amp_bf16"
+    assert config.device_train_microbatch_size != 8 and config.precision == "amp_bf16"
     memory = placement.node.gpu.usable_memory
     assert estimate(config, placement).total <= 0.92 * memory
-    micro_batch = config.values["device_train_microbatch_size"]
+    micro_batch = config.device_train_microbatch_size
     assert micro_batch == 64 or estimate(
         load_sweep(
             project / "child.yaml",
@@ -220,7 +220,7 @@ def test_the_rule_changes_nothing_that_makes_the_run(project: Path) -> None:
     plain = load_sweep(project / "base.yaml").runs[0].config
     (project / "child.yaml").write_text("extends: base.yaml\nrun_name: base")
     fitted = load_sweep(project / "child.yaml", rule=lambda c: node_settings(c, place("b200", 1, 8))).runs[0].config
-    assert fitted.values != plain.values and fitted.identity() == plain.identity()
+    assert fitted.plain() != plain.plain() and fitted.identity() == plain.identity()
 
 
 # -- frozen code ---------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from olmo_ext.base.sections import plain_section
 from olmo_ext.config.run_config import load_run_config
 from olmo_ext.config.run_length import run_length
 from olmo_ext.config.schedulers import SCHEDULERS, Scheduler
@@ -36,11 +37,11 @@ def test_every_step_has_the_rate_of_olmos_scheduler(name, scheduler, stop):
             "max_duration": "100000T",  # 97.66 steps of 1,024 tokens: 98 steps, the horizon at 100,000
             **stop,
         }
-    ).values
+    )
     length = run_length(values)
     assert length.steps == (40 if stop else 98)
     config = SchedulerConfig(
-        **{**values["scheduler"], "name": SchedulerType(name), "units": SchedulerUnits(scheduler["units"])}
+        **{**plain_section(values.scheduler), "name": SchedulerType(name), "units": SchedulerUnits(scheduler["units"])}
     )
     theirs = build_scheduler(TrainConfig(scheduler=config))
     by_tokens = scheduler["units"] == "tokens"
@@ -68,8 +69,8 @@ def test_the_peak_of_a_schedule_that_rises_again_is_found(monkeypatch):
             return initial * (3 if step == 37 else 1)
 
     monkeypatch.setitem(SCHEDULERS._types, "bump", Bump())
-    values = load_run_config(
+    config = load_run_config(
         {"model": {"rope": True}, "optimizer": {"learning_rate": 1e-3}, "scheduler": {"name": "bump", "t_warmup": 10}}
         | {"max_duration": 100, "global_train_batch_size": 8}
-    ).values
-    assert learning_rates(values, run_length(values)).peak == 3e-3
+    )
+    assert learning_rates(config, run_length(config)).peak == 3e-3

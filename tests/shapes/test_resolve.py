@@ -54,13 +54,13 @@ def test_taper_multiplies_every_sub_mlps_own_width():
 
 
 def test_a_ratio_that_does_not_come_out_whole_is_rounded_and_reported():
-    values = config(ffn={"ratio": 0.417, "multiple_of": 8}).values
+    values = config(ffn={"ratio": 0.417, "multiple_of": 8})
     assert resolution_notes(values) == ["ratio 0.417 of 128 is 53.376; d_ff is 56 (+4.92%)"]
-    assert resolution_notes(config(ffn={"ratio": 0.5}).values) == []
+    assert resolution_notes(config(ffn={"ratio": 0.5})) == []
 
 
 def test_a_taper_that_misses_the_mean_says_so():
-    values = config(ffn={"d_ff": 101, "taper": {"schedule": "linear", "start": 1.5, "end": 0.5}}).values
+    values = config(ffn={"d_ff": 101, "taper": {"schedule": "linear", "start": 1.5, "end": 0.5}})
     assert resolution_notes(values) == ["taper: the mean width is 100, -0.990% from d_ff 101 (multiples of 16)"]
 
 
@@ -72,7 +72,7 @@ def test_widths_of_every_layer_need_no_d_ff_and_go_beside_one_that_is_their_mean
     ):
         resolved = config(ffn={**given, "taper": {"widths": listed}})
         assert [layer.ffn.d_ff for layer in resolved.shape.layers] == [(width,) for width in listed]
-        assert len(resolution_notes(resolved.values)) == num_notes
+        assert len(resolution_notes(resolved)) == num_notes
     # OLMo's own d_ff of 256 is nobody's wish here, so multiple_of does not speak of it.
     assert d_ffs(ffn={"multiple_of": 48, "taper": {"widths": [96, 48, 48, 96]}})[0] == (96,)
 

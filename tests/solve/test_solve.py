@@ -244,7 +244,7 @@ def test_yaml_and_sweep_that_are_written_load_and_keep_the_budget(tmp_path):
     result = invoke(*SMALL, *extra, "--base", str(base), "--yaml", str(run), "--sweep", str(sweep))
     assert result.exit_code == 0, result.output
     config = load_run_config(run)
-    assert abs(config.budget.deviation) <= 0.005
+    assert abs(config.budget_report.deviation) <= 0.005
     assert config.shape.layers[0].ffn.num_sub_mlps == 2 and config.shape.layers[0].attention.type == "gated"
     assert config.shape.layers[0].ffn.d_ff > config.shape.layers[-1].ffn.d_ff
     loaded = load_sweep(sweep)

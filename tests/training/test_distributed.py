@@ -129,7 +129,7 @@ def test_masked_instances_do_not_shrink_the_gradient_on_any_number_of_ranks(firs
     from olmo_ext.upstream.shaped_model import build_model
 
     text = config(*settings, data=data)
-    batch = next(iter(build_train_loader(text.values, rank=0, world_size=1, work_dir=folder)))
+    batch = next(iter(build_train_loader(text, rank=0, world_size=1, work_dir=folder)))
     model = build_model(text)
     logits = model(batch["input_ids"]).logits[:, :-1]
     keep = batch["label_mask"][:, 1:]

@@ -100,7 +100,7 @@ def test_a_run_leaves_everything_that_is_known_about_it(forked, config, tmp_path
     assert set(provenance["data"]["evaluation"]) == {"held-out"}
     from olmo_ext.config.run_config import load_run_config
 
-    assert load_run_config(run / "config.yaml").values == text.values
+    assert load_run_config(run / "config.yaml").plain() == text.plain()
     rows = RunDirectory(run).read_metrics()
     assert [(row.kind, row.step) for row in rows] == [("attempt", 0), ("train", 2), ("train", 4), ("eval", 4)]
     assert {"train/CrossEntropyLoss", "train/Perplexity", "optim/total_grad_norm", "optim/learning_rate"} < set(
@@ -299,7 +299,7 @@ def test_lionw_restarts_as_it_would_have_gone_on(forked, config, tmp_path, same_
 
     text, tensors = config(*overrides), [load_file(path) for path in (run / "checkpoints/step4").glob("[mo]*tensors")]
     saved = sum(tensor.numel() * tensor.element_size() for own in tensors for tensor in own.values())
-    assert len(tensors) == 2 and saved == estimated_bytes(text.values, text.shape)
+    assert len(tensors) == 2 and saved == estimated_bytes(text, text.shape)
 
 
 def test_parameter_metrics_are_written_at_their_interval(forked, config, tmp_path, metric_rows):
@@ -412,12 +412,12 @@ def test_an_environment_set_up_by_halves_is_refused(monkeypatch):
 def test_keys_that_mean_nothing_here_are_said_and_a_dry_run_is_refused(forked, config, tmp_path):
     from olmo_ext.training.unused import UNUSED, unused_keys
 
-    assert unused_keys(config().values) == []
-    found = unused_keys(config("save_folder=/x", "sharded_checkpointer=local", "save_overwrite=true").values)
+    assert unused_keys(config()) == []
+    found = unused_keys(config("save_folder=/x", "sharded_checkpointer=local", "save_overwrite=true"))
     assert [text.split()[0] for text in found] == ["save_folder", "save_overwrite", "sharded_checkpointer"]
-    assert set(UNUSED) <= set(config().values)
+    assert set(UNUSED) <= set(config())
     with pytest.raises(InputError, match="plan"):
-        unused_keys(config("dry_run=true").values)
+        unused_keys(config("dry_run=true"))
     ended = forked(lambda: train(config("remote_save_folder=s3://x", "max_duration=1"), run_directory=tmp_path / "run"))
     assert ended.code == 0 and "note: remote_save_folder is not used" in ended.output
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from olmo_ext.base.run_directory import RunDirectory
+from olmo_ext.base.sections import TrainConfig
 from olmo_ext.training.train import train
 
 pytestmark = pytest.mark.once
@@ -89,10 +90,10 @@ def test_the_checkpoints_that_are_kept_are_counted_from_every_interval(config, m
     monkeypatch.setattr(saving.files, "check_space", lambda path, *, size, kept: seen.append(kept))
     store = type("Store", (), {"path": None})()
     for first, second in ((2, 3), (2, 2), (4, None), (None, 5), (None, None), (7, 12), (100, 1)):
-        values = {"save_interval": first, "save_interval_unsharded": second, "save_num_checkpoints_to_keep": -1}
+        config = TrainConfig(save_interval=first, save_interval_unsharded=second)
         saver = saving.Saver(
             store,
-            values=values,
+            config=config,
             config_text="",
             checkpoint_bytes=1,
             rows=Path("none"),

@@ -33,8 +33,8 @@ def wait_for_step(run: Path, step: int, process: subprocess.Popen, *, seconds: f
 def test_torchrun_stopped_by_a_signal_is_continued_by_one_process(config, tmp_path):
     path, run = tmp_path / "tiny.yaml", tmp_path / "run"
     # Long enough to be caught in the middle, on any machine.
-    values = config("max_duration=3000", "save_interval=1000", "save_data_indices=false", "scheduler.t_max=4000").values
-    path.write_text(yaml.safe_dump(values))
+    values = config("max_duration=3000", "save_interval=1000", "save_data_indices=false", "scheduler.t_max=4000")
+    path.write_text(yaml.safe_dump(values.plain()))
     port = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *port]
     command += [str(ROOT / "scripts/train.py"), str(path), "--run-directory", str(run), "--model.init_std=0.02"]
@@ -92,7 +92,7 @@ def test_bad_input_is_one_line_and_exit_code_2(config, tmp_path, monkeypatch, ar
     from olmo_ext.training.train_command import train
 
     monkeypatch.chdir(tmp_path)
-    Path("tiny.yaml").write_text(yaml.safe_dump(config().values))
+    Path("tiny.yaml").write_text(yaml.safe_dump(config()))
     result = CliRunner().invoke(train, arguments)
     assert isinstance(result.exception, InputError) and result.exception.exit_code == 2
     assert said in str(result.exception)
@@ -111,11 +111,11 @@ def test_the_default_folder_is_named_for_the_run(config, tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run, "train", record)
-    Path("tiny.yaml").write_text(yaml.safe_dump(config().values))
+    Path("tiny.yaml").write_text(yaml.safe_dump(config()))
     assert CliRunner().invoke(command.train, ["tiny.yaml", "run_name=a/b c"]).exit_code == 0
     assert seen["run_directory"] == Path("runs/a/b c")
     arguments = ["tiny.yaml", "run_name=other", "--model.n_layers=3", "--time-limit", "12:30:00", "--extend"]
     result = CliRunner().invoke(command.train, arguments)
     assert result.exit_code == 0, result
     assert seen["run_directory"] == Path("runs/other") and seen["extend"] is True
-    assert seen["loaded"].values["time_limit"] == 45000 and seen["loaded"].shape.n_layers == 3
+    assert seen["loaded"].time_limit == 45000 and seen["loaded"].shape.n_layers == 3

@@ -106,7 +106,7 @@ def test_the_planned_memory_of_weights_moments_and_sums_is_what_the_optimizer_ho
     assert held["grad_sum"] == planned.sums > 0
     assert held["exp_avg"] + held["exp_avg_sq"] == planned.moments
     assert sum(p.numel() * p.element_size() for p in model.parameters()) == planned.weights
-    saved = estimated_bytes(resolved.values, resolved.shape)
+    saved = estimated_bytes(resolved, resolved.shape)
     assert saved == planned.weights + planned.moments + planned.sums
 
 

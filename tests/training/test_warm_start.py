@@ -214,7 +214,7 @@ def test_an_imported_model_gives_weights_alone(config, tmp_path):
     with pytest.raises(InputError, match="weights only; another run with load_path"):
         own_checkpoint(store, {}, one)
     for optimizer, position in ((True, False), (False, True), (False, False)):
-        load = {"model": text.values["model"], "shape": text.shape, "with_optimizer": optimizer}
+        load = {"model": text.model, "shape": text.shape, "with_optimizer": optimizer}
         if optimizer or position:
             with pytest.raises(InputError, match="weights only; reset_optimizer_state"):
                 load_foreign(str(store.folder(0)), **load, with_position=position)
@@ -243,7 +243,7 @@ def test_a_foreign_checkpoint_of_any_content_is_one_line(config, tmp_path, files
     for name, content in files.items():
         (tmp_path / name).write_bytes(content) if isinstance(content, bytes) else torch.save(content, tmp_path / name)
     text = config()
-    load = {"model": text.values["model"], "shape": text.shape, "with_position": False}
+    load = {"model": text.model, "shape": text.shape, "with_position": False}
     with pytest.raises(InputError, match=said):
         load_foreign(str(tmp_path), **load, with_optimizer="model.pt" in files)
 
@@ -309,7 +309,7 @@ def test_a_hugging_face_folder_gives_the_weights_and_another_meaning_of_them_is_
     first = next(row for row in RunDirectory(run).read_metrics() if row.kind == "train")
     from olmo_ext.data.loader import build_train_loader
 
-    batch = next(iter(build_train_loader(config().values, rank=0, world_size=1, work_dir=tmp_path)))
+    batch = next(iter(build_train_loader(config(), rank=0, world_size=1, work_dir=tmp_path)))
     with torch.no_grad():
         expected = hugging_face(input_ids=batch["input_ids"], labels=batch["input_ids"]).loss.item()
     assert first.values["train/CrossEntropyLoss"] == pytest.approx(expected * 15 / 16, rel=1e-5)

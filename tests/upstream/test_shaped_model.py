@@ -106,26 +106,28 @@ def test_the_shape_survives_olmos_own_config_files(tmp_path):
 
     config = load_run_config(VALUES)
     assert shape_from_dict(shape_to_dict(config.shape)) == config.shape
-    shaped = shaped_model_config(config.values["model"], config.shape)
+    shaped = shaped_model_config(config.model, config.shape)
     train = TrainConfig.new()
     train.model = shaped
     train.save(tmp_path / "config.yaml")
     again = ShapedModelConfig.load(tmp_path / "config.yaml", key="model")
     assert again == shaped and again.model_shape == config.shape
     again.init_device = "cpu"
-    torch.manual_seed(config.values["seed"])
+    torch.manual_seed(config.seed)
     model, ours = OLMo(again), build_model(config)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), ours.parameters(), strict=True))
 
 
 def test_a_shape_that_is_not_the_configs_is_refused():
+    import dataclasses
+
     from olmo_ext.base.errors import InputError
     from olmo_ext.config.run_config import load_run_config
     from olmo_ext.upstream.shaped_model import shaped_model_config
 
     config = load_run_config(VALUES)
     with pytest.raises(InputError, match="2 layers of d_model 32"):
-        shaped_model_config(config.values["model"] | {"n_layers": 3}, config.shape)
+        shaped_model_config(dataclasses.replace(config.model, n_layers=3), config.shape)
 
 
 def test_other_blocks_than_sequential_take_stock_layers_only():
@@ -149,7 +151,7 @@ def test_a_model_loads_from_its_run_directory_the_newest_or_a_named_step(tmp_pat
     run = RunDirectory(tmp_path / "run")
     with pytest.raises(InputError, match="config.yaml"):
         load_model_from_run(run.path)
-    run.write_config(config.values)
+    run.write_config(config.plain())
     with pytest.raises(InputError, match="no complete checkpoint"):
         load_model_from_run(run.path)
     models = {step: build_model(config, seed=step) for step in (1, 2)}
@@ -164,6 +166,19 @@ def test_a_model_loads_from_its_run_directory_the_newest_or_a_named_step(tmp_pat
         assert torch.equal(model(tokens).logits, models[expected].eval()(tokens).logits)
     with pytest.raises(InputError, match="step3"):
         load_model_from_run(run.path, step=3)
-    run.write_config(load_run_config(VALUES, ["model.ffn.d_ff=[16,32]"]).values)
+    run.write_config(load_run_config(VALUES, ["model.ffn.d_ff=[16,32]"]).plain())
     with pytest.raises(InputError, match=r"step2: .*ff_out.weight is \[32, 24\] in the checkpoint"):
         load_model_from_run(run.path)
+
+
+def test_building_reads_the_shape_once_whatever_the_number_of_layers(monkeypatch):
+    from olmo_ext.config.run_config import load_run_config
+    from olmo_ext.upstream import build_model, shaped_model
+
+    parsed, read = [], shaped_model.shape_from_dict
+    monkeypatch.setattr(shaped_model, "shape_from_dict", lambda content: (parsed.append(1), read(content))[1])
+    build_model(
+        load_run_config({"model": {"d_model": 32, "n_heads": 4, "rope": True, "n_layers": 200, "ffn": {"d_ff": 24}}}),
+        device="meta",
+    )
+    assert len(parsed) == 1

@@ -27,7 +27,7 @@ def stock_training(config, folder: Path, steps: int):
 
     from olmo_ext.data.loader import build_train_loader
 
-    values = config.values
+    values = config.plain()
     model_section = {key: value for key, value in values["model"].items() if key not in ("ffn", "attention")}
     model_section["mlp_hidden_size"] = 2 * values["model"]["ffn"]["d_ff"]
     data = {key: value for key, value in values["data"].items() if key not in ("subset", "corpus")}
@@ -38,7 +38,7 @@ def stock_training(config, folder: Path, steps: int):
     model = OLMo(cfg.model)
     optimizer, scheduler = build_optimizer(cfg, model), build_scheduler(cfg)
     losses, norms = [], []
-    loader = iter(build_train_loader(values, rank=0, world_size=1, work_dir=folder))
+    loader = iter(build_train_loader(config, rank=0, world_size=1, work_dir=folder))
     for step in range(1, steps + 1):
         batch = next(loader)
         optimizer.zero_grad(set_to_none=True)

@@ -29,7 +29,7 @@ def is_held(name):
 def train(config, *, run_directory, progress=None, extend=False, stop=None):
     directory = RunDirectory(run_directory)
     state = directory.read_state()
-    name, steps = config.values["run_name"], config.values["max_duration"]
+    name, steps = config.run_name, config.max_duration
     if state.status == "done":
         return 0
     if "bad" in name:
