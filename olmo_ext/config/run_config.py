@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import olmo_ext.shapes.types  # noqa: F401  (registers the built-in types)
 from olmo_ext.base.errors import InputError
 from olmo_ext.base.secrecy import SECRET_VARIABLE, refuse_credentials
 from olmo_ext.base.sections import TrainConfig, plain_section

@@ -12,6 +12,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar
 
+import olmo_ext.shapes.types  # noqa: F401  (registers the built-in types)
 from olmo_ext.base import sections, upstream_sections
 from olmo_ext.base.errors import InputError, did_you_mean
 from olmo_ext.base.quantities import parse_count, parse_fraction, parse_number, parse_seconds
