@@ -98,7 +98,7 @@ def test_the_task_is_found_through_the_run_and_its_rows_are_in_the_run(folder: P
         (("plan", "tiny.yaml", "scheduler.every=0"), "every 0 is not positive"),
         (("plan", "tiny.yaml", "scheduler.name=halvin"), "unknown scheduler 'halvin'; did you mean 'halving'?"),
         (("plan", "tiny.yaml", "scheduler.name=constant"), "belongs to scheduler halving; set an inherited one"),
-        (("eval", "run", "--tasks", "repetitoin"), "unknown task 'repetitoin'; did you mean repetition"),
+        (("eval", "run", "--tasks", "repetitoin"), "unknown task 'repetitoin'; did you mean 'repetition'?"),
         (("eval", "run", "--tasks", "repetition", "--option", "repetition.item=8"), "no option 'item'; known: items"),
         (("eval", "run", "--tasks", "repetition", "--option", "repetitoin.items=8"), "did you mean 'repetition'?"),
     ],

@@ -87,7 +87,7 @@ def test_the_checkpoints_that_are_kept_are_counted_from_every_interval(config, m
     from olmo_ext.training import saving
 
     seen: list[int] = []
-    monkeypatch.setattr(saving.files, "check_space", lambda path, *, size, kept: seen.append(kept))
+    monkeypatch.setattr(saving.checkpoint, "check_space", lambda path, *, size, kept: seen.append(kept))
     store = type("Store", (), {"path": None})()
     for first, second in ((2, 3), (2, 2), (4, None), (None, 5), (None, None), (7, 12), (100, 1)):
         config = TrainConfig(save_interval=first, save_interval_unsharded=second)
