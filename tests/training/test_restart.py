@@ -204,7 +204,7 @@ def test_a_run_that_never_took_a_step_takes_a_corrected_config(forked, config, t
 @pytest.mark.parametrize("left", ["row", "checkpoint", "torn row"])
 def test_whatever_an_attempt_left_beside_itself_holds_the_config(config, tmp_path, left):
     run = RunDirectory(tmp_path / "run")
-    run.write_config(config("model.ffn.d_ff=32"))
+    run.write_config(config("model.ffn.d_ff=32").plain())
     run.append_metrics(MetricsRow(kind="attempt", attempt=1, step=0))
     check_same_run(config(), run, extend=False)
     if left == "row":

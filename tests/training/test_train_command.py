@@ -92,7 +92,7 @@ def test_bad_input_is_one_line_and_exit_code_2(config, tmp_path, monkeypatch, ar
     from olmo_ext.training.train_command import train
 
     monkeypatch.chdir(tmp_path)
-    Path("tiny.yaml").write_text(yaml.safe_dump(config()))
+    Path("tiny.yaml").write_text(config().dump())
     result = CliRunner().invoke(train, arguments)
     assert isinstance(result.exception, InputError) and result.exception.exit_code == 2
     assert said in str(result.exception)
@@ -111,7 +111,7 @@ def test_the_default_folder_is_named_for_the_run(config, tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run, "train", record)
-    Path("tiny.yaml").write_text(yaml.safe_dump(config()))
+    Path("tiny.yaml").write_text(config().dump())
     assert CliRunner().invoke(command.train, ["tiny.yaml", "run_name=a/b c"]).exit_code == 0
     assert seen["run_directory"] == Path("runs/a/b c")
     arguments = ["tiny.yaml", "run_name=other", "--model.n_layers=3", "--time-limit", "12:30:00", "--extend"]
