@@ -62,10 +62,11 @@ def node_settings(config: RunConfig, placement: Placement) -> Mapping[str, Any]:
         "model.flash_attention": False,
         "compile": {},
     }
-    several = placement.num_nodes > 1
-    ways = [("ddp", "")] if world == 1 else [("ddp", ""), ("fsdp", "HYBRID_SHARD" if several else "FULL_SHARD")]
+    # Copies of one GPU each would not be copies of one model: see `model_copies`.
+    hybrid = placement.num_nodes > 1 and placement.gpus_per_node > 1
+    ways = [("ddp", "")] if world == 1 else [("ddp", ""), ("fsdp", "HYBRID_SHARD" if hybrid else "FULL_SHARD")]
     tried = [(*way, checkpointing) for checkpointing in (None, "whole_layer") for way in ways]
-    if several:
+    if hybrid:
         tried += [("fsdp", "FULL_SHARD", checkpointing) for checkpointing in (None, "whole_layer")]
     for strategy, sharding, checkpointing in tried:
         step = StepSettings(

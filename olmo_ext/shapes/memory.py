@@ -12,11 +12,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from olmo_ext.base.errors import InputError
 from olmo_ext.base.sections import TrainConfig
 from olmo_ext.base.upstream_sections import FSDPConfig
 from olmo_ext.shapes.counts import LayerCounts, ShapeCounts, count_layers
 from olmo_ext.shapes.layers import ModelShape
+from olmo_ext.shapes.sharding import model_copies
 
 PRECISIONS = ("fp32", "amp_bf16", "amp_fp16", "bf16")
 
@@ -72,17 +72,12 @@ class StepSettings:
     ) -> StepSettings:
         """As a resolved config has it, on that many devices of that many nodes.
 
-        :raises InputError: for hybrid sharding whose copies of the model do not divide the devices.
+        :raises InputError: for sharding that does not divide the devices or would train wrongly.
         """
         fsdp = config.fsdp or FSDPConfig()
-        sharding = fsdp.sharding_strategy
-        replicas = fsdp.hybrid_sharding_num_model_replicas or nodes
-        if strategy == "fsdp" and "HYBRID" in sharding and num_devices % replicas:
-            raise InputError(
-                f"{replicas} copies of the model on {num_devices} devices",
-                where="fsdp.hybrid_sharding_num_model_replicas",
-                right="a divisor of the number of devices",
-            )
+        sharding, asked = fsdp.sharding_strategy, fsdp.hybrid_sharding_num_model_replicas
+        sharded = strategy == "fsdp"
+        replicas = model_copies(sharding, world_size=num_devices, nodes=nodes, asked=asked) if sharded else 1
         return cls(
             precision=config.precision,
             strategy=strategy,

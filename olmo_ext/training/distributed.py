@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from olmo_ext.base.errors import InputError
 from olmo_ext.config.run_config import RunConfig
+from olmo_ext.shapes.sharding import model_copies
 from olmo_ext.training.host_memory import keep_freed_memory
 from olmo_ext.upstream.compile import CompileReport, compile_blocks
 from olmo_ext.upstream.shaped_model import build_model
@@ -143,19 +144,17 @@ def _wrap_fsdp(model: Any, cfg: TrainConfig, ranks: Ranks) -> FSDP:
     if cfg.compile is not None and not cfg.fsdp.use_orig_params:
         raise InputError("compile needs the original parameters", where="fsdp.use_orig_params", right="true")
     options: dict[str, Any] = {}
+    copies = model_copies(
+        cfg.fsdp.sharding_strategy.name,
+        world_size=ranks.world_size,
+        # One process without a launcher has no LOCAL_WORLD_SIZE.
+        nodes=max(1, ranks.world_size // int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world_size))),
+        asked=cfg.fsdp.hybrid_sharding_num_model_replicas,
+    )
     if cfg.fsdp.sharding_strategy in (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2):
         from torch.distributed.device_mesh import init_device_mesh
 
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        replicas = cfg.fsdp.hybrid_sharding_num_model_replicas or max(1, ranks.world_size // local)
-        if ranks.world_size % replicas:
-            raise InputError(
-                f"{replicas} model replicas do not divide {ranks.world_size} ranks",
-                where="fsdp.hybrid_sharding_num_model_replicas",
-                right=f"a divisor of {ranks.world_size}",
-            )
-        shape = (replicas, ranks.world_size // replicas)
-        options["device_mesh"] = init_device_mesh(ranks.device.type, shape)
+        options["device_mesh"] = init_device_mesh(ranks.device.type, (copies, ranks.world_size // copies))
 
     def materialise(module: torch.nn.Module) -> None:
         module.to_empty(device=ranks.device, recurse=False)

@@ -27,6 +27,7 @@ from olmo_ext.base.files import sync_file
 from olmo_ext.base.sections import TrainConfig
 from olmo_ext.training import checkpoint
 from olmo_ext.training.distributed import Ranks, agree
+from olmo_ext.training.replicas import check_replicas_agree
 from olmo_ext.training.tensor_state import gather, gather_random_state
 from olmo_ext.upstream.trainer import RunTrainer
 
@@ -107,10 +108,11 @@ class Saver:
     def save(self, trainer: RunTrainer) -> None:
         """Save the present step. All ranks take part; where the write is not in the background, all fail with rank 0.
 
-        :raises WorkError: if rank 0 cannot write.
+        :raises WorkError: if rank 0 cannot write, or copies of the model have come to differ.
         """
         began = time.monotonic()
         self.wait()
+        check_replicas_agree(trainer.dist_model, self.ranks, when=f"at step {trainer.global_step}, so it is not saved")
         weights, moments = gather(trainer.dist_model, trainer.optim)
         random_state = gather_random_state()
         background = writes_in_background(self.ranks.device)

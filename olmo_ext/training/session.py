@@ -25,6 +25,7 @@ from olmo_ext.training.early_stopping import early_stopping_reason
 from olmo_ext.training.profiling import torch_profiler
 from olmo_ext.training.provenance import describe_run, processor_name, slurm_job
 from olmo_ext.training.recording import Recording
+from olmo_ext.training.replicas import check_replicas_agree
 from olmo_ext.training.restore import Restorer, own_checkpoint
 from olmo_ext.training.samples import SampleLog
 from olmo_ext.training.saving import Saver
@@ -313,6 +314,7 @@ class Session:
             restorer.from_elsewhere(self.config.load_path)
         else:
             restorer.fresh()
+        check_replicas_agree(self.trainer.dist_model, self.ranks, when="before the first step")
         self.state.step = self.trainer.global_step if own is not None else 0
         return self.trainer.global_step
 
