@@ -126,7 +126,7 @@ def test_unequal_costs_are_a_remark_on_equal_parameters_only(config, tmp_path):
 def test_copies_of_hybrid_sharding_have_to_divide_the_devices(config):
     hybrid = ("distributed_strategy=fsdp", "fsdp.sharding_strategy=HYBRID_SHARD")
     found = invoke(config, *hybrid, "fsdp.hybrid_sharding_num_model_replicas=8", "--gpus", "4", "--node", "b200")
-    assert "8 copies of the model on 4 devices; a divisor" in str(found.exception)
+    assert "8 copies of the model do not divide 4 ranks; a divisor" in str(found.exception)
     assert planned(config, *hybrid, "fsdp.hybrid_sharding_num_model_replicas=2", "--gpus", "4")["memory"]
 
 
