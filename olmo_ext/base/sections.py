@@ -6,7 +6,7 @@ A class has the name of the OLMo class that it stands for. `olmo_ext.config.sche
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from olmo_ext.base import upstream_sections as upstream
 from olmo_ext.base.quantities import EQUAL_WITHIN
@@ -16,6 +16,7 @@ TextOrList = Annotated[str | list[str], "text_or_list"]
 Seconds = Annotated[float, "seconds"]
 Fraction = Annotated[float, "fraction"]
 Text = Annotated[str, "text"]
+Loss = Annotated[Literal["full", "chunked"], "enum:Loss"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +115,9 @@ class TrainConfig(upstream.TrainConfig):
     budget: BudgetSection | None = None
     plugins: list[str] = field(default_factory=list)
     node: str | None = None
+    loss: Loss = "full"
+    """`chunked` computes the same loss without holding the logits of more than a few tokens."""
+
 
 
 def plain_section(section: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,7 +17,8 @@ from typing import Any, Protocol
 import olmo.train
 import torch
 import torch.distributed as dist
-from olmo.config import DDPGradSyncMode, DistributedStrategy, TrainConfig
+import torch.nn.functional as F
+from olmo.config import DDPGradSyncMode, DistributedStrategy, EvaluatorType, TrainConfig
 from olmo.optim import BoltOnWarmupScheduler, LionW
 from olmo.torch_util import get_world_size
 from olmo.train import Trainer
@@ -26,10 +27,12 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from olmo_ext.base.errors import WorkError
 from olmo_ext.config.run_config import RunConfig
 from olmo_ext.upstream.scheduler import scheduler_values
+from olmo_ext.upstream.chunked_loss import IGNORED, chunked_cross_entropy, chunked_loss, loss_in_place_of_logits
 from olmo_ext.upstream.shaped_model import shaped_model_config
 
 LARGEST_LOSS = 700.0
 """exp of more has no float64; upstream's perplexity then raises OverflowError after the update."""
+UPSTREAM_Z_LOSS = 1e-4
 FEW_SAMPLES = 4
 """Ids that a message names."""
 
@@ -87,7 +90,7 @@ def without_upstream_wandb() -> Iterator[None]:
         olmo.train.wandb = original
 
 
-OUR_KEYS = ("budget", "plugins", "node")
+OUR_KEYS = ("budget", "plugins", "node", "loss")
 OUR_DATA_KEYS = ("subset", "corpus")
 
 
@@ -140,6 +143,9 @@ class RunTrainer(Trainer):
     seconds: float = 0.0
     """Time in training steps, data included, evaluation and saving not."""
 
+    chunked_loss: bool = False
+    """Whether losses are computed without holding the logits (see `olmo_ext.upstream.chunked_loss`)."""
+
     first_step: int = 0
     """Where this run began: 0, or the step of the checkpoint that it was started from."""
 
@@ -148,6 +154,7 @@ class RunTrainer(Trainer):
     tokens)."""
 
     _clock: float = 0.0
+    _logits_wanted: bool = True
     _agreed_stop: bool = False
     _sample_ids: list[int] | None = None
     _batch_loss: torch.Tensor | None = None
@@ -157,9 +164,11 @@ class RunTrainer(Trainer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.z_loss_multiplier = UPSTREAM_Z_LOSS
         if self.cfg.softmax_auxiliary_loss and self.cfg.auxiliary_loss_multiplier is not None:
             # Upstream reads `auxiliary_loss_multiplier` nowhere: its z-loss is weighted with 1e-4 whatever it says.
-            self.loss_fn = functools.partial(self.loss_fn, z_loss_multiplier=self.cfg.auxiliary_loss_multiplier)
+            self.z_loss_multiplier = self.cfg.auxiliary_loss_multiplier
+            self.loss_fn = functools.partial(self.loss_fn, z_loss_multiplier=self.z_loss_multiplier)
         self._clip_gradients = self.optim.clip_grads_and_collect_metrics
         self.optim.clip_grads_and_collect_metrics = self._clip_and_remember  # type: ignore[method-assign]
         self.optim.register_step_pre_hook(self._before_update)
@@ -244,10 +253,18 @@ class RunTrainer(Trainer):
         self.hooks.after_evaluation(metrics, seconds=self._clock - began)
         return metrics
 
+    def eval_step(self, batch: dict[str, Any], evaluator: Any) -> None:
+        # A language-model evaluator takes the losses alone; a task is scored by its logits.
+        self._logits_wanted = evaluator.type != EvaluatorType.lm
+        super().eval_step(batch, evaluator)
+
     def eval_batch(self, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
         """Loss per label, [instances, positions - 1], where upstream averages over masked positions as well."""
         with self.autocast():
-            ce_loss, _, logits = self.model_forward(batch, loss_reduction="none")
+            if self.chunked_loss and not self._logits_wanted:
+                ce_loss = logits = self._losses(batch, chunked_cross_entropy)[..., :-1]
+            else:
+                ce_loss, _, logits = self.model_forward(batch, loss_reduction="none")
         batch["predicted"] = self.get_labels(batch) != -100
         return ce_loss, logits
 
@@ -317,6 +334,29 @@ class RunTrainer(Trainer):
         # The reduction of upstream's train_step works in place, so the check before the update gets a copy.
         self._batch_loss, self._batch_z_loss = loss_sum.clone(), z_sum.clone() if z_sum is not None else None
         return loss_sum, z_sum
+
+    def train_micro_batch(
+        self, micro_batch: dict[str, Any], divisor: Any
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """The loss to differentiate, and its two parts, each divided."""
+        if not self.chunked_loss:
+            return super().train_micro_batch(micro_batch, divisor)
+        multiplier = self.z_loss_multiplier if self.cfg.softmax_auxiliary_loss else 0.0
+        compute = functools.partial(chunked_loss, z_multiplier=multiplier)
+        loss, ce_loss, z_loss = (part / divisor for part in self._losses(micro_batch, compute))
+        return loss, ce_loss, z_loss if self.cfg.softmax_auxiliary_loss else None
+
+    def _losses(self, batch: dict[str, Any], compute: Callable[..., Any]) -> Any:
+        """What `compute(hidden, head, labels)` gives inside the model's forward, with a label for every position."""
+        labels = F.pad(self.get_labels(batch), (0, 1), value=IGNORED)
+        with loss_in_place_of_logits(self.model, lambda hidden, head: compute(hidden, head, labels)):
+            return self.dist_model(
+                input_ids=batch["input_ids"],
+                attention_mask=batch.get("attention_mask"),
+                attention_bias=batch.get("attention_bias"),
+                doc_lens=batch.get("doc_lens"),
+                max_doc_lens=batch.get("max_doc_lens"),
+            ).logits
 
     def autocast(self) -> Any:
         """Mixed precision on a GPU; on a CPU nothing is cast, and nothing warns."""
