@@ -9,7 +9,9 @@ of the resident memory during the second step, less what the process held before
 from __future__ import annotations
 
 import argparse
+import functools
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +49,12 @@ CASES: dict[str, dict[str, Any]] = {
     "gelu": {
         **SMALL, "d_model": 256, "n_heads": 4, "n_layers": 8, "activation_type": "gelu", "ffn": {"d_ff": 1024},
     },
+    "chunked loss": {
+        **SMALL, "d_model": 256, "n_heads": 4, "n_layers": 4, "ffn": {"d_ff": 512}, "_loss": "chunked",
+    },
+    "chunked loss, large vocabulary": {
+        **LARGE, "d_model": 256, "n_heads": 4, "n_layers": 4, "ffn": {"d_ff": 1024}, "_loss": "chunked",
+    },
     "whole_layer checkpointing": {
         **SMALL, "d_model": 256, "n_heads": 4, "n_layers": 12, "ffn": {"d_ff": 1024}, "_checkpointing": "whole_layer",
     },
@@ -59,8 +67,9 @@ def run_config(case: str) -> tuple[Any, str | None]:
     from olmo_ext.config.run_config import load_run_config
 
     model = dict(CASES[case])
-    checkpointing = model.pop("_checkpointing", None)
-    config = load_run_config({"model": {**COMMON, **model}, "precision": "fp32", "softmax_auxiliary_loss": True})
+    checkpointing, loss = model.pop("_checkpointing", None), model.pop("_loss", "full")
+    values = {"precision": "fp32", "softmax_auxiliary_loss": True, "loss": loss}
+    config = load_run_config({"model": {**COMMON, **model}, **values})
     return config, checkpointing
 
 
@@ -79,6 +88,7 @@ def measure(case: str) -> int:
     from olmo.train import cross_entropy_loss
 
     from olmo_ext.upstream import build_model
+    from olmo_ext.upstream.chunked_loss import IGNORED, chunked_loss, loss_in_place_of_logits
 
     torch.set_num_threads(1)
     config, checkpointing = run_config(case)
@@ -99,6 +109,12 @@ def measure(case: str) -> int:
         optimizer.zero_grad(set_to_none=True)
         for _ in range(2):
             ids = torch.randint(0, vocabulary, (MICRO_BATCH, length))
+            if config.values["loss"] == "chunked":
+                labels = torch.nn.functional.pad(ids[:, 1:], (0, 1), value=IGNORED)
+                compute = functools.partial(chunked_loss, labels=labels, z_multiplier=1e-5)
+                with loss_in_place_of_logits(model, compute):
+                    (model(input_ids=ids).logits[0] / ids.numel()).backward()
+                continue
             logits = model(input_ids=ids).logits
             flat = logits[..., :-1, :].contiguous().view(-1, logits.size(-1))
             loss, z_loss = cross_entropy_loss(
@@ -124,7 +140,7 @@ def main() -> int:
     print(f"{'case':34} {'measured':>10} {'estimate':>10} {'off':>7}   activations / logits of the estimate")
     for case in CASES:
         # glibc keeps freed blocks of up to 32 MiB for reuse by default; a tight threshold makes the peak the tensors'.
-        environment = {"MALLOC_MMAP_THRESHOLD_": "1048576", "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
+        environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1048576", "OMP_NUM_THREADS": "1"}
         output = subprocess.run(
             [sys.executable, __file__, "--case", case], capture_output=True, text=True, env=environment, check=False
         )
@@ -133,7 +149,7 @@ def main() -> int:
             return 1
         measured = json.loads(output.stdout.splitlines()[-1])["measured"]
         config, checkpointing = run_config(case)
-        settings = StepSettings(precision="fp32", checkpointing=checkpointing)
+        settings = StepSettings(precision="fp32", checkpointing=checkpointing, loss=config.values["loss"])
         estimate = estimate_memory(config.shape, config.counts, settings, micro_batch=MICRO_BATCH)
         off = estimate.total / measured - 1
         worst = max(worst, abs(off))

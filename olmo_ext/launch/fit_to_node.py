@@ -76,6 +76,7 @@ def node_settings(config: RunConfig, placement: Placement) -> Mapping[str, Any]:
             replicas=placement.num_nodes,
             checkpointing=checkpointing,
             z_loss=bool(config.softmax_auxiliary_loss),
+            loss=config.loss,
         )
         memory = placement.node.gpu.usable_memory
         micro_batch = largest_micro_batch(config.shape, config.counts, step, memory=memory, per_device=per_device)

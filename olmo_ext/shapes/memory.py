@@ -34,6 +34,9 @@ backward pass three gradients of that size."""
 
 LOGIT_BYTES_WITHOUT_Z_LOSS = {"fp32": 16.0, "amp": 16.0, "bf16": 16.0}
 
+LOSS_CHUNK = {"cpu": 256, "cuda": 2048}
+"""Tokens whose logits the chunked loss holds at a time. On a CPU, 256 was as fast as any and has the smallest peak."""
+
 USABLE = 0.92
 """Share of a GPU's memory that a plan fills: the rest is the CUDA context, workspaces and fragmentation."""
 
@@ -60,6 +63,9 @@ class StepSettings:
     num_devices: int = 1
     checkpointing: str | None = None
     z_loss: bool = True
+    loss: str = "full"
+    """`chunked` holds the logits of `LOSS_CHUNK` tokens, `full` those of the micro-batch."""
+
     sharding: str = "FULL_SHARD"
     """FSDP's strategy. SHARD_GRAD_OP and its hybrid form keep every gathered weight until its backward pass."""
 
@@ -84,6 +90,7 @@ class StepSettings:
             num_devices=num_devices,
             checkpointing=checkpointing,
             z_loss=bool(config.softmax_auxiliary_loss),
+            loss=config.loss,
             sharding=sharding,
             replicas=replicas,
         )
@@ -187,6 +194,20 @@ def activation_bytes_per_token(
     return kept + outside, most
 
 
+def _loss_bytes(shape: ModelShape, settings: StepSettings, tokens: int) -> float:
+    """Logits and what the loss makes of them, for so many tokens of a device."""
+    kind = _kind(settings.precision)
+    if settings.loss == "full":
+        per_logit = (LOGIT_BYTES if settings.z_loss else LOGIT_BYTES_WITHOUT_Z_LOSS)[kind]
+        return tokens * shape.embedding_size * per_logit
+    chunk = min(tokens, LOSS_CHUNK["cpu" if kind == "fp32" else "cuda"])
+    # A chunk's logits, which become its softmax and its gradient in place, and their copy in the matrix's type; the
+    # gradients of head and hidden states, formed beside those of earlier micro-batches.
+    of_chunk = chunk * shape.embedding_size * (4.0 if kind == "fp32" else 8.0)
+    head_copies = 4.0 if kind == "fp32" else 6.0
+    return of_chunk + shape.embedding_size * shape.d_model * head_copies + 4.0 * tokens * shape.d_model
+
+
 def estimate_memory(
     shape: ModelShape, counts: ShapeCounts, settings: StepSettings, *, micro_batch: int
 ) -> MemoryEstimate:
@@ -211,7 +232,6 @@ def estimate_memory(
     kept, recomputed = activation_bytes_per_token(
         shape, precision=settings.precision, checkpointing=settings.checkpointing
     )
-    per_logit = (LOGIT_BYTES if settings.z_loss else LOGIT_BYTES_WITHOUT_Z_LOSS)[kind]
     return MemoryEstimate(
         weights=4 * parameters // share,
         gradients=4 * parameters // share,
@@ -220,7 +240,7 @@ def estimate_memory(
         copies=round(copies),
         activations=round(tokens * kept),
         recomputed=round(tokens * recomputed),
-        logits=round(tokens * shape.embedding_size * per_logit),
+        logits=round(_loss_bytes(shape, settings, tokens)),
         # One temporary of every parameter (the square root of the second moment, taken for all of them at once).
         optimizer=4 * parameters // share,
         micro_batch=micro_batch,

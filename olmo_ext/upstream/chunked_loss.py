@@ -15,12 +15,10 @@ import torch
 from olmo.model import OLMo
 from torch import nn
 
+from olmo_ext.shapes.memory import LOSS_CHUNK
+
 IGNORED = -100
 """Label of a position that does not count."""
-
-CHUNK = {"cpu": 256}
-"""Tokens of a chunk by device type. On a CPU, 256 was the fastest of 64 to 2,048 and leaves the smallest peak."""
-DEFAULT_CHUNK = 2048
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -41,7 +39,7 @@ class _ChunkedLoss(torch.autograd.Function):
         hidden_gradient = torch.empty_like(hidden)
         weight_gradient = torch.zeros_like(weight, dtype=torch.float32)
         bias_gradient = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
-        size = CHUNK.get(hidden.device.type, DEFAULT_CHUNK)
+        size = LOSS_CHUNK[hidden.device.type]
         with torch.autocast(hidden.device.type, enabled=False):
             for start in range(0, hidden.shape[0], size):
                 chosen = slice(start, start + size)
@@ -110,7 +108,7 @@ def chunked_cross_entropy(hidden: torch.Tensor, head: Any, labels: torch.Tensor)
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else flat.dtype
     matrix, bias = head.weight.to(dtype), getattr(head, "bias", None)
-    size = CHUNK.get(device, DEFAULT_CHUNK)
+    size = LOSS_CHUNK[device]
     losses = torch.empty(flat.shape[0], dtype=torch.float32, device=flat.device)
     with torch.autocast(device, enabled=False):
         for start in range(0, flat.shape[0], size):

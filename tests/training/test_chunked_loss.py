@@ -9,8 +9,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from olmo_ext.base.errors import InputError
+from olmo_ext.shapes.memory import LOSS_CHUNK
 from olmo_ext.training.train import train
-from olmo_ext.upstream.chunked_loss import CHUNK, IGNORED, chunked_cross_entropy, chunked_loss
+from olmo_ext.upstream.chunked_loss import IGNORED, chunked_cross_entropy, chunked_loss
 
 FSDP = ("distributed_strategy=fsdp", "fsdp.wrapping_strategy=by_block")
 
@@ -29,7 +30,7 @@ def distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("z_multiplier", [0.0, 1e-4, 0.1])
-@pytest.mark.parametrize("tokens", [1, CHUNK["cpu"] - 1, 2 * CHUNK["cpu"], 2 * CHUNK["cpu"] + 7])
+@pytest.mark.parametrize("tokens", [1, LOSS_CHUNK["cpu"] - 1, 2 * LOSS_CHUNK["cpu"], 2 * LOSS_CHUNK["cpu"] + 7])
 def test_numbers_and_gradients_are_those_of_the_full_loss(tokens, z_multiplier, bias):
     head = nn.Linear(32, 515, bias=bias)
     hidden = (3 * torch.randn(1, tokens, 32)).requires_grad_()
