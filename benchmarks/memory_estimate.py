@@ -109,7 +109,7 @@ def measure(case: str) -> int:
         optimizer.zero_grad(set_to_none=True)
         for _ in range(2):
             ids = torch.randint(0, vocabulary, (MICRO_BATCH, length))
-            if config.values["loss"] == "chunked":
+            if config.loss == "chunked":
                 labels = torch.nn.functional.pad(ids[:, 1:], (0, 1), value=IGNORED)
                 compute = functools.partial(chunked_loss, labels=labels, z_multiplier=1e-5)
                 with loss_in_place_of_logits(model, compute):
@@ -149,7 +149,7 @@ def main() -> int:
             return 1
         measured = json.loads(output.stdout.splitlines()[-1])["measured"]
         config, checkpointing = run_config(case)
-        settings = StepSettings(precision="fp32", checkpointing=checkpointing, loss=config.values["loss"])
+        settings = StepSettings(precision="fp32", checkpointing=checkpointing, loss=config.loss)
         estimate = estimate_memory(config.shape, config.counts, settings, micro_batch=MICRO_BATCH)
         off = estimate.total / measured - 1
         worst = max(worst, abs(off))

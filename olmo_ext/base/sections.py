@@ -119,7 +119,6 @@ class TrainConfig(upstream.TrainConfig):
     """`chunked` computes the same loss without holding the logits of more than a few tokens."""
 
 
-
 def plain_section(section: Any) -> Any:
     """A section, or a value of one, as YAML holds it: dicts, lists and single values, all of them new."""
     if dataclasses.is_dataclass(section):

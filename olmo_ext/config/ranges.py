@@ -91,7 +91,7 @@ RANGES: Mapping[str, Mapping[str, Range]] = {
 }
 
 CHOICES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "TrainConfig": {"precision": ("amp_bf16", "amp_fp16", "fp32"), "loss": ("full", "chunked")},
+    "TrainConfig": {"precision": ("amp_bf16", "amp_fp16", "fp32")},
     "DataConfig": {"memmap_dtype": ("uint8", "uint16", "uint32", "uint64")},
     "CompilerConfig": {"mode": ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")},
 }
@@ -123,7 +123,7 @@ def contradiction(config: TrainConfig) -> tuple[str, str, str] | None:
     layers, group = model.n_layers, model.block_group_size
     if model.alibi and model.rope:
         return "model.alibi", "beside rope: a model has one kind of positions", "alibi: false, or rope: false"
-    if values["loss"] == "chunked" and model["scale_logits"]:
+    if config.loss == "chunked" and model.scale_logits:
         return "loss", "chunked beside model.scale_logits, which scales logits that are never made", "full"
     if layers % group:
         return "model.block_group_size", f"{group} does not divide n_layers {layers}", "a divisor of n_layers"

@@ -82,6 +82,6 @@ def _build_trainer(
         device=ranks.device,
         evaluators=evaluators,
         hooks=hooks,
-        chunked_loss=values["loss"] == "chunked",
+        chunked_loss=config.loss == "chunked",
     )
     return trainer, compile_report

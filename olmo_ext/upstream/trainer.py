@@ -26,8 +26,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 
 from olmo_ext.base.errors import WorkError
 from olmo_ext.config.run_config import RunConfig
-from olmo_ext.upstream.scheduler import scheduler_values
 from olmo_ext.upstream.chunked_loss import IGNORED, chunked_cross_entropy, chunked_loss, loss_in_place_of_logits
+from olmo_ext.upstream.scheduler import scheduler_values
 from olmo_ext.upstream.shaped_model import shaped_model_config
 
 LARGEST_LOSS = 700.0

@@ -140,7 +140,7 @@ def test_masked_labels_do_not_count(same_run, tokens, tmp_path):
 def test_scaled_logits_are_refused_by_name(config):
     with pytest.raises(InputError, match="loss: chunked beside model.scale_logits"):
         config("loss=chunked", "model.scale_logits=true")
-    with pytest.raises(InputError, match="one of full, chunked"):
+    with pytest.raises(InputError, match="is none of full, chunked"):
         config("loss=fused")
 
 
