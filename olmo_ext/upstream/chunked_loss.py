@@ -60,6 +60,8 @@ class _ChunkedLoss(torch.autograd.Function):
                     weight_gradient += narrow.t() @ states
                 if bias_gradient is not None:
                     bias_gradient += gradient.sum(0)
+                # Else they stay until the next chunk's logits are there beside them.
+                del logits, gradient, narrow
         ctx.gradients = (hidden_gradient, weight_gradient, bias_gradient)
         ctx.dtypes = (weight.dtype, None if bias is None else bias.dtype)
         ctx.mark_non_differentiable(cross_entropy, z_loss)
