@@ -2,7 +2,7 @@
 
     python benchmarks/chunked_loss.py [--repeats 5]
 
-Time: both take turns in one process, medians. Memory: each in a process of its own, the peak that it adds.
+Time: both take turns in one process, medians. Memory: the peak that each adds to a process of its own.
 """
 
 from __future__ import annotations
