@@ -88,9 +88,7 @@ def main() -> None:
         return
     # A tight threshold gives large blocks back at once: the peak is then that of the tensors.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1048576", "OMP_NUM_THREADS": "1"}
-    print(
-        f"{'entries':>8} {'d':>4} {'tokens':>6} {'full s':>8} {'chunked':>8} {'ratio':>6} {'full MiB':>9} {'chunked':>8}"
-    )
+    print(" entries    d tokens   full s  chunked  ratio  full MiB  chunked")
     for number, case in enumerate(CASES):
         took = seconds(case, options.repeats)
         peaks = {}
@@ -98,10 +96,9 @@ def main() -> None:
             command = [sys.executable, __file__, "--peak", str(number), name]
             answer = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
             peaks[name] = json.loads(answer.stdout.splitlines()[-1]) / 2**20
-        print(
-            f"{case[0]:8} {case[1]:4} {case[2]:6} {took['full']:8.3f} {took['chunked']:8.3f}"
-            f" {took['chunked'] / took['full']:6.2f} {peaks['full']:9.0f} {peaks['chunked']:8.0f}"
-        )
+        ratio = took["chunked"] / took["full"]
+        print("{:8} {:4} {:6}".format(*case), f"{took['full']:8.3f} {took['chunked']:8.3f} {ratio:6.2f}", end=" ")
+        print(f"{peaks['full']:9.0f} {peaks['chunked']:8.0f}")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ import click
 from olmo_ext.base.errors import EXIT_FAILED, InputError
 
 if TYPE_CHECKING:
+    from olmo_ext.evals.results import Result
+    from olmo_ext.evals.target import Target
     from olmo_ext.evals.tasks import EvaluationOptions
 
 DEVICE = click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1 ...")
@@ -134,38 +136,47 @@ def evaluate(
 
     from olmo_ext.evals.evaluation import evaluate as evaluate_target
     from olmo_ext.evals.evaluation import pick_device
-    from olmo_ext.evals.results import results_table
     from olmo_ext.evals.target import Share, load_target
 
     _start_ranks()
     first = Share.current().rank == 0
     chosen_device = pick_device(device)
-    everything = []
+    scored: list[tuple[Target, Path, list[Result]]] = []
     for path in targets:
         target = load_target(
             path, step=step, device=chosen_device, precision=precision, trust_remote_code=trust_remote_code
         )
         results = evaluate_target(target, options, say=lambda line: click.echo(line, err=True) if first else None)
-        everything.append((target, path, results))
-        if first and as_json:
-            for result in results:
-                row = result.row(step=target.step, checkpoint_sha256=target.checkpoint_sha256)
-                click.echo(json.dumps({"target": target.name, **row}))
-        elif first:
-            click.echo(target.title)
-            click.echo(results_table(results))
+        scored.append((target, path, results))
+        if first:
+            _print_results(target, results, as_json=as_json)
     if first and heat_map is not None:
-        from olmo_ext.evals.heat_map import write_heat_map
-
-        titles = [target.title for target, _, _ in everything]
-        # Runs of two sweeps may share a name.
-        named = [
-            (target.title if titles.count(target.title) == 1 else str(path), found)
-            for target, path, found in everything
-        ]
-        write_heat_map(named, heat_map)
-        click.echo(f"{heat_map}: written", err=True)
+        _write_heat_map(scored, heat_map)
     return 0
+
+
+def _print_results(target: Target, results: Sequence[Result], *, as_json: bool) -> None:
+    from olmo_ext.evals.results import results_table
+
+    if as_json:
+        for result in results:
+            row = result.row(step=target.step, checkpoint_sha256=target.checkpoint_sha256)
+            click.echo(json.dumps({"target": target.name, **row}))
+    else:
+        click.echo(target.title)
+        click.echo(results_table(results))
+
+
+def _write_heat_map(scored: Sequence[tuple[Target, Path, list[Result]]], output: Path) -> None:
+    from olmo_ext.evals.heat_map import write_heat_map
+
+    titles = [target.title for target, _, _ in scored]
+    # Runs of two sweeps may share a name.
+    named = [
+        (target.title if titles.count(target.title) == 1 else str(path), results) for target, path, results in scored
+    ]
+    write_heat_map(named, output)
+    click.echo(f"{output}: written", err=True)
 
 
 def _options(given: dict[str, Any]) -> EvaluationOptions:

@@ -17,8 +17,11 @@ from olmo.eval import Evaluator, build_downstream_evaluator, label_to_task_map
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from olmo_ext.base.errors import InputError, did_you_mean
+from olmo_ext.base.run_directory import RunDirectory
 from olmo_ext.data.loader import TokenInstances
 from olmo_ext.data.tokens import TokenFile, TokenReader, check_dtype, inspect_files
+from olmo_ext.training.distributed import Ranks, agree
+from olmo_ext.upstream.trainer import RunTrainer
 
 PADDING = -1
 """Index of an instance that only keeps ranks in step: it is masked out."""
@@ -276,3 +279,15 @@ def build_evaluators(cfg: TrainConfig, *, device: torch.device, world_size: int,
         tokenizer = tokenizer or _load_tokenizer(cfg)
         evaluators.append(build_task_evaluator(cfg, config, tokenizer, device))
     return evaluators
+
+
+def evaluation_is_due(trainer: RunTrainer, directory: RunDirectory, ranks: Ranks) -> bool:
+    """Whether the step that was reached has an evaluation that is not in metrics.jsonl: a kill came in between."""
+    step = trainer.global_step
+    asked = bool(trainer.evaluators) and (
+        step >= trainer.stop_step or (step > 0 and step % trainer.cfg.eval_interval == 0)
+    )
+    if trainer.evaluators and trainer.cfg.eval_on_load and step == trainer.first_step > 0:
+        asked = True
+    rows = directory.read_metrics() if asked and ranks.is_first else []
+    return agree(asked and not any(row.kind == "eval" and row.step == step for row in rows), ranks)

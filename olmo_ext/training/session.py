@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import traceback
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from olmo_ext.training import reporting as lines
 from olmo_ext.training.building import build_trainer, effective_config
 from olmo_ext.training.distributed import Ranks, agree, any_rank, failure_of_another_rank
 from olmo_ext.training.early_stopping import early_stopping_reason
+from olmo_ext.training.evaluators import evaluation_is_due
 from olmo_ext.training.profiling import torch_profiler
 from olmo_ext.training.provenance import describe_run, processor_name, slurm_job
 from olmo_ext.training.recording import Recording
@@ -191,18 +192,13 @@ class Session:
         if any_rank(self.stop.is_set, self.ranks):
             # Nothing was trained yet, so the checkpoint that is there, or the seed, is all there is to keep.
             return self._end(EXIT_REQUEUE, "requeued", self.stop.reason or "a signal on another rank")
-        if self._evaluation_is_due():
+        if evaluation_is_due(trainer, self.directory, self.ranks):
             trainer.eval()
             trainer.dist_model.train()
-        profile = self.config.torch_profiling and self.ranks.is_first
-        self._profiler = None
-        if profile:
+        if self.config.torch_profiling and self.ranks.is_first:
             folder = self.directory.path / "profiler"
             self._profiler = torch_profiler(folder, self.ranks.device, step=lambda: trainer.global_step)
-        if self._profiler is not None:
-            with self._profiler:
-                trainer.fit()
-        else:
+        with self._profiler or nullcontext():
             trainer.fit()
         self.saver.wait()
         # Rank 0 alone knows the time and the losses, another one perhaps the signal.
@@ -221,7 +217,7 @@ class Session:
         last = self.store.folder(trainer.global_step)
         if self.ranks.is_first and (missing := checkpoint.incomplete_because(last, verify=False)):
             raise WorkError(f"no checkpoint of the last step {trainer.global_step}: {missing}")
-        if self._evaluation_is_due():
+        if evaluation_is_due(trainer, self.directory, self.ranks):
             # A signal in the last step: upstream's loop left without its evaluation.
             trainer.eval()
         return self._end(EXIT_DONE, "done", "")
@@ -232,11 +228,10 @@ class Session:
             step=trainer.global_step, tokens=trainer.global_train_tokens_seen, seconds=trainer.seconds
         )
         self.say(f"{text}; {status}{f': {reason}' if reason else ''}")
-        self.state.status, self.state.reason = status, reason
         if status == "done":
             self.state.step = trainer.global_step
+        self._write_state(status, reason)
         if self.ranks.is_first:
-            self.directory.write_state(self.state)
             # From here on a second Ctrl-C ends the wait for W&B, and what was written stays true.
             self.stop.on_leave = None
             self.wandb_run.finish(code)
@@ -248,10 +243,9 @@ class Session:
             # A write that is under way is of a step that was fine.
             self.saver.join()
             self.saver.poll()
-        self.state.status, self.state.reason = "failed", reason
         try:
+            self._write_state("failed", reason)
             if self.ranks.is_first:
-                self.directory.write_state(self.state)
                 self.stop.on_leave = None
                 self.wandb_run.finish(EXIT_FAILED)
             else:
@@ -261,12 +255,16 @@ class Session:
 
     def _leave(self) -> None:
         """A second Ctrl-C: leave at once, without waiting for a write or for W&B, whose writer ends by itself."""
-        self.state.status, self.state.reason = "failed", "a second Ctrl-C, before a checkpoint was written"
         try:
-            if self.ranks.is_first:
-                self.directory.write_state(self.state)
+            self._write_state("failed", "a second Ctrl-C, before a checkpoint was written")
         except OSError as error:
             log.error("state not written: %s", error)
+
+    def _write_state(self, status: str, reason: str) -> None:
+        """How the attempt ends; rank 0 writes it down."""
+        self.state.status, self.state.reason = status, reason
+        if self.ranks.is_first:
+            self.directory.write_state(self.state)
 
     def say(self, text: str) -> None:
         if self.reporter is not None:
@@ -397,15 +395,3 @@ class Session:
     def _saved(self, step: int) -> None:
         self.state.step = step
         self.directory.write_state(self.state)
-
-    def _evaluation_is_due(self) -> bool:
-        """Whether the step that was reached has an evaluation that is not in metrics.jsonl: a kill came in between."""
-        trainer = self.trainer
-        step = trainer.global_step
-        asked = bool(trainer.evaluators) and (
-            step >= trainer.stop_step or (step > 0 and step % trainer.cfg.eval_interval == 0)
-        )
-        if trainer.evaluators and self.config.eval_on_load and step == trainer.first_step > 0:
-            asked = True
-        rows = self.directory.read_metrics() if asked and self.ranks.is_first else []
-        return agree(asked and not any(row.kind == "eval" and row.step == step for row in rows), self.ranks)

@@ -7,9 +7,8 @@ here: the trainer calls the `Hooks` it is given.
 from __future__ import annotations
 
 import functools
-import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -24,21 +23,13 @@ from olmo.torch_util import get_world_size
 from olmo.train import Trainer
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from olmo_ext.base.errors import WorkError
 from olmo_ext.config.run_config import RunConfig
 from olmo_ext.upstream.chunked_loss import IGNORED, chunked_cross_entropy, chunked_loss, loss_in_place_of_logits
+from olmo_ext.upstream.divergence import LARGEST_LOSS, DivergedError, divergence
 from olmo_ext.upstream.scheduler import scheduler_values
 from olmo_ext.upstream.shaped_model import shaped_model_config
 
-LARGEST_LOSS = 700.0
-"""exp of more has no float64; upstream's perplexity then raises OverflowError after the update."""
 UPSTREAM_Z_LOSS = 1e-4
-FEW_SAMPLES = 4
-"""Ids that a message names."""
-
-
-class DivergedError(WorkError):
-    """The loss or the gradient is no usable number; nothing of that step was applied."""
 
 
 class Hooks(Protocol):
@@ -336,14 +327,14 @@ class RunTrainer(Trainer):
         return loss_sum, z_sum
 
     def train_micro_batch(
-        self, micro_batch: dict[str, Any], divisor: Any
+        self, micro_batch: dict[str, Any], batch_size_in_tokens: Any
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """The loss to differentiate, and its two parts, each divided."""
+        """The loss to differentiate, and its two parts, each divided by what `loss_divisor` says."""
         if not self.chunked_loss:
-            return super().train_micro_batch(micro_batch, divisor)
+            return super().train_micro_batch(micro_batch, batch_size_in_tokens)
         multiplier = self.z_loss_multiplier if self.cfg.softmax_auxiliary_loss else 0.0
         compute = functools.partial(chunked_loss, z_multiplier=multiplier)
-        loss, ce_loss, z_loss = (part / divisor for part in self._losses(micro_batch, compute))
+        loss, ce_loss, z_loss = (part / batch_size_in_tokens for part in self._losses(micro_batch, compute))
         return loss, ce_loss, z_loss if self.cfg.softmax_auxiliary_loss else None
 
     def _losses(self, batch: dict[str, Any], compute: Callable[..., Any]) -> Any:
@@ -399,35 +390,3 @@ class RunTrainer(Trainer):
         everyone: list[Any] = [None] * get_world_size()
         dist.all_gather_object(everyone, (self._sample_ids or [], value, self._batch_loss.item()))
         raise DivergedError(divergence(self.global_step, everyone, norm, self.hooks.samples_file()))
-
-
-def divergence(
-    step: int, ranks: Sequence[tuple[Sequence[int], float, float]], norm: float, samples_file: str | None
-) -> str:
-    """What was wrong with a step's numbers, which limit they passed, on which samples, and what to try.
-
-    :param ranks: of each rank its sample ids, its loss with and without the auxiliary part.
-    :param norm: the gradient norm, over all ranks.
-    :param samples_file: where the ids of every step are recorded, if they are.
-    """
-    broken = [rank for rank, (_, value, _) in enumerate(ranks) if not math.isfinite(value)]
-    large = [rank for rank, (_, _, loss) in enumerate(ranks) if loss > LARGEST_LOSS]
-    guilty = broken or large
-    if guilty:
-        rank = guilty[0]
-        what = f"loss {ranks[rank][1 if broken else 2]:.4g}"
-        if len(ranks) > 1:
-            what += f" on {len(guilty)} of {len(ranks)} ranks"
-        what += ", not finite" if broken else f", above the limit of {LARGEST_LOSS:g} (its perplexity overflows)"
-        what += f", and gradient norm {norm:.4g}"
-    else:
-        what = f"gradient norm {norm:.4g}, not finite, and loss {max(loss for _, _, loss in ranks):.4g}"
-    ids = [sample for rank in guilty or range(len(ranks)) for sample in ranks[rank][0]]
-    samples = ", ".join(map(str, ids[:FEW_SAMPLES])) or "unknown"
-    if len(ids) > FEW_SAMPLES:
-        recorded = f"all in {samples_file}" if samples_file else "save_data_indices: true records all"
-        samples += f" and {len(ids) - FEW_SAMPLES} more, {recorded}"
-    return (
-        f"step {step}: {what} before the update, which was not applied and not saved; samples {samples};"
-        " a lower optimizer.learning_rate or a longer scheduler.t_warmup may help"
-    )

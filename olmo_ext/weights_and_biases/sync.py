@@ -282,25 +282,9 @@ def _send(
             upload.url = writer.ready["url"]
             on_server = int(writer.ready["step"]) - 1
             through = int(ledger.entry.get("through_step", -1))
-            if on_server < through:
+            if (problem := _disagreement(run, upload, rows, on_server=on_server, through=through)) is not None:
                 upload.status = "failed"
-                upload.notes.append(
-                    f"{upload.url} ends at step {on_server}, although steps up to {through} were uploaded and "
-                    "confirmed; --again uploads the run under a new id"
-                )
-                writer.kill()
-                return
-            # An online attempt may have brought some of them up without our ledger knowing.
-            already = [step for step, _ in rows if step <= on_server]
-            if already:
-                upload.notes.append(f"{len(already)} of the rows were up already")
-            if lost := overtaken_steps(run, [item for item in rows if item[0] <= on_server]):
-                # They went up online before another attempt overtook them; W&B takes no second value for a step.
-                upload.status = "failed"
-                upload.notes.append(
-                    f"{upload.url} shows values of an overtaken attempt in steps {lost[0]} to {lost[-1]}; "
-                    "--again uploads the run under a new id"
-                )
+                upload.notes.append(f"{upload.url} {problem}; --again uploads the run under a new id")
                 writer.kill()
                 return
             names = [segment.name for segment in segments]
@@ -335,6 +319,26 @@ def _send(
     for segment in segments:
         settle(segment.path)
     upload.status = "uploaded"
+
+
+def _disagreement(
+    run: RunDirectory, upload: Upload, rows: list[tuple[int, dict[str, Any]]], *, on_server: int, through: int
+) -> str | None:
+    """What speaks against going on with the run on the server, in words, or None.
+
+    :param on_server: the last step that it has.
+    :param through: the last step that we have sent and that was confirmed.
+    """
+    if on_server < through:
+        return f"ends at step {on_server}, although steps up to {through} were uploaded and confirmed"
+    # An online attempt may have brought some of them up without our ledger knowing.
+    already = [item for item in rows if item[0] <= on_server]
+    if already:
+        upload.notes.append(f"{len(already)} of the rows were up already")
+    if lost := overtaken_steps(run, already):
+        # They went up online before another attempt overtook them; W&B takes no second value for a step.
+        return f"shows values of an overtaken attempt in steps {lost[0]} to {lost[-1]}"
+    return None
 
 
 def _system_records(segments: list[Segment]) -> Iterator[str]:

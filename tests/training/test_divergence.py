@@ -78,7 +78,7 @@ def test_a_learning_rate_of_1000_stops_with_the_reason(forked, config, tmp_path)
     ],
 )
 def test_the_reason_names_the_limit_that_was_passed_and_what_to_try(ranks, norm, said):
-    from olmo_ext.upstream.trainer import divergence
+    from olmo_ext.upstream.divergence import divergence
 
     text = divergence(2, ranks, norm, None)
     assert text.startswith("step 2: ") and said in text and text.endswith("scheduler.t_warmup may help"), text

@@ -227,6 +227,7 @@ def test_skipped_batches_are_data_that_the_loader_gives_also_where_the_run_stops
 def test_upstream_still_has_what_the_trainer_overrides():
     """Names and signatures of ai2-olmo 0.6.0 that `olmo_ext.upstream` relies on in training."""
     import olmo.train
+    from olmo.model import OLMo
     from olmo.optim import AdamW, BoltOnWarmupScheduler, LionW, Scheduler
     from olmo.train import Trainer
 
@@ -249,6 +250,13 @@ def test_upstream_still_has_what_the_trainer_overrides():
     assert list(inspect.signature(RegisteredScheduler).parameters) == list(fields)
     asked = inspect.signature(RegisteredScheduler.get_lr).parameters
     assert list(asked) == list(inspect.signature(Scheduler.get_lr).parameters)
+    head = inspect.getsource(OLMo.forward)
+    for used in (
+        "if self.config.weight_tying:",
+        "F.linear(x, self.transformer.wte.weight",
+        "self.transformer.ff_out(x)",
+    ):
+        assert used in head
     assert hasattr(olmo.train, "wandb") and hasattr(BoltOnWarmupScheduler, "wrap")
 
 
@@ -263,6 +271,6 @@ def test_upstream_is_patched_in_one_package_alone():
 
 
 def test_losses_are_numbers_a_float_can_exponentiate():
-    from olmo_ext.upstream.trainer import LARGEST_LOSS
+    from olmo_ext.upstream.divergence import LARGEST_LOSS
 
     assert math.isfinite(math.exp(LARGEST_LOSS))
