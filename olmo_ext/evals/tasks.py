@@ -2,6 +2,9 @@
 
 Adding a task is one file, named under `plugins:` of the run or by `--plugins`, and its test:
 
+    from olmo_ext.evals.results import Result, mean_and_error
+    from olmo_ext.evals.tasks import EvaluationTask, register_task
+
     @register_task
     class Repeats(EvaluationTask):
         name = "repeats"

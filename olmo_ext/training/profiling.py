@@ -12,7 +12,7 @@ import torch
 log = logging.getLogger("olmo_ext.training")
 
 WAIT, WARMUP, ACTIVE = 1, 1, 3
-"""Steps that are passed over, profiled for nothing, and written."""
+"""Steps before the profiler starts, steps that it discards while it warms up, and steps in the trace."""
 
 
 def torch_profiler(folder: Path, device: torch.device, *, step: Callable[[], int]) -> Any:
