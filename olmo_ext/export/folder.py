@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.resources
 import json
 import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,6 +122,8 @@ def write_folder(folder: Path, olmo: Any, *, model: Mapping[str, Any], shape: Mo
     table = name_table(model, shape, config["model_type"])
     write_weights(folder, to_hugging_face({name: t.float().cpu() for name, t in state.items()}, table))
     _write_json(folder / "config.json", config)
+    for path in folder.glob("*.safetensors"):
+        shutil.copymode(folder / "config.json", path)  # safetensors makes files that only their owner can read
     ends = {"eos_token_id": model["eos_token_id"], "pad_token_id": model["pad_token_id"]}
     _write_json(folder / "generation_config.json", {"do_sample": False, **ends})
     write_tokenizer(folder, tokenizer, max_length=shape.max_sequence_length)

@@ -246,6 +246,8 @@ def _write_files(folder: Path, snapshot: Snapshot) -> int:
     marker = folder / MARKER
     marker.write_text(json.dumps({"format": FORMAT, "step": snapshot.step, "files": files}, indent=1) + "\n")
     sync_file(marker)
+    for name in snapshot.tensors:
+        shutil.copymode(marker, folder / name)  # safetensors makes files that only their owner can read
     return sum((folder / name).stat().st_size for name in files)
 
 

@@ -230,6 +230,11 @@ def test_a_tokenizer_that_makes_nothing_of_text_is_told():
         real_tokens(lambda text: [], length=8)
 
 
+def test_every_file_of_the_folder_has_the_mode_of_its_config(exported):
+    modes = {path.name: path.stat().st_mode & 0o777 for path in exported("titans")[1].iterdir()}
+    assert set(modes.values()) == {modes["config.json"]}, modes
+
+
 def test_large_models_are_sharded_with_an_index(exported, tmp_path):
     from safetensors.torch import load_file
 

@@ -131,6 +131,15 @@ def test_a_newest_checkpoint_that_the_disk_does_not_give_back_is_passed_over(tmp
     assert len(said) == 1 and "optimizer.safetensors cannot be read (Input/output error)" in said[0]
 
 
+def test_every_file_of_a_checkpoint_can_be_read_by_whom_the_umask_lets(tmp_path):
+    umask = os.umask(0o022)
+    try:
+        CheckpointStore(tmp_path, report=print).write(snapshot(1))
+    finally:
+        os.umask(umask)
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "step1").iterdir()} == {0o644}
+
+
 def test_no_checkpoint_at_all_is_none(tmp_path):
     store = CheckpointStore(tmp_path / "checkpoints")
     assert store.newest_complete() is None
