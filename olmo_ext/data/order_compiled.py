@@ -193,8 +193,8 @@ def follow_up(table, shift, seen, first, drawn, near, found):
     """Undo the swaps i = first, first + 1, ..: a slot at position drawn[i - first] moves to i.
 
     :param near: the places that `sift` has found; overwritten.
-    :return: how many slots moved; and the XOR of the entries read ahead. It has no meaning of its own: it is returned so
-        that the compiler does not remove those reads, which bring the entries into the cache.
+    :return: how many slots moved; and the XOR of the entries read ahead. The XOR has no meaning: it is returned so that
+        the compiler keeps those reads, which bring the entries into the cache.
     """
     last = len(table) - 1
     moved = 0
