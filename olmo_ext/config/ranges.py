@@ -125,6 +125,8 @@ def contradiction(config: TrainConfig) -> tuple[str, str, str] | None:
         return "model.alibi", "beside rope: a model has one kind of positions", "alibi: false, or rope: false"
     if config.loss == "chunked" and model.scale_logits:
         return "loss", "chunked beside model.scale_logits, which scales logits that are never made", "full"
+    if config.loss == "chunked" and config.fused_loss:
+        return "fused_loss", "beside loss: chunked: the loss is computed once", "one of the two"
     if layers % group:
         return "model.block_group_size", f"{group} does not divide n_layers {layers}", "a divisor of n_layers"
     if data.generate_doc_lengths and not model.flash_attention:

@@ -34,11 +34,17 @@ def check_requirements(config: TrainConfig, *, where: str, trains_here: bool = T
         if config.data.generate_doc_lengths:
             right = "false, and data.generate_doc_lengths: false, which needs it"
         raise InputError(missing, where=f"{where}, model.flash_attention", right=right)
+    if trains_here and config.fused_loss and importlib.util.find_spec("flash_attn") is None:
+        right = "fused_loss: null, and loss: chunked, which needs less memory and no package"
+        raise InputError(NO_FLASH_ATTENTION, where=f"{where}, fused_loss", right=right)
+
+
+NO_FLASH_ATTENTION = "the flash-attn package is not installed"
 
 
 def _missing_for_flash_attention() -> str | None:
     if importlib.util.find_spec("flash_attn") is None:
-        return "the flash-attn package is not installed"
+        return NO_FLASH_ATTENTION
     import torch
 
     return None if torch.cuda.is_available() else "the flash-attn package needs a GPU, and none is seen here"

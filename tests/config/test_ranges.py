@@ -79,6 +79,7 @@ def test_what_training_would_take_silently_or_die_of_is_refused_by_its_key(overr
     "overrides",
     [
         ("model.alibi=true", "model.rope=true"),
+        ("fused_loss=true", "loss=chunked"),
         ("model.block_group_size=5",),
         ("data.timeout=5",),
         ("data.generate_doc_lengths=true",),

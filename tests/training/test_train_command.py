@@ -83,6 +83,7 @@ def test_torchrun_stopped_by_a_signal_is_continued_by_one_process(config, tmp_pa
         (["tiny.yaml", "run_name=../evil"], "folders below runs/, as a or a/b; each at most 120 bytes"),
         (["tiny.yaml", "run_name="], "run_name: is empty"),
         (["tiny.yaml", "model.flash_attention=true"], "model.flash_attention: the flash-attn package"),
+        (["tiny.yaml", "fused_loss=true"], "fused_loss: the flash-attn package"),
         (["tiny.yaml", "model.init_fn=fan_in"], "'fan_in' is the name of a checkpoint's past"),
         (["tiny.yaml", "model.init_fn=kaiming_normal"], "one of normal, mitchell, full_megatron"),
     ],
