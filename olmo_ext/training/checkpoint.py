@@ -33,12 +33,12 @@ TRAIN_STATE, CONFIG, MARKER = "train_state.json", "config.yaml", "complete.json"
 FORMAT = 1
 STEP_NAME = re.compile(r"step(\d+)")
 ASIDE_NAME = re.compile(r"step\d+([.-])(aside|replaced)\1.+|\.latest\..+\.aside")
-"""What a save that did not end leaves. Older run folders have dots in these names."""
+"""Names of folders that an interrupted save leaves behind. Older run folders have dots in these names."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """All that is saved of one step, in this process' memory."""
+    """Everything a checkpoint of one step holds, in main memory."""
 
     step: int
     tensors: Mapping[str, Mapping[str, Any]]
@@ -65,11 +65,11 @@ def incomplete_because(path: Path, *, verify: bool) -> str | None:
             return f"{MARKER} does not list {needed}"
     for name, (size, digest) in files.items():
         try:
-            found = (path / name).stat().st_size
+            actual_size = (path / name).stat().st_size
         except OSError:
             return f"{name} is missing"
-        if found != size:
-            return f"{name} has {found} bytes of {size}"
+        if actual_size != size:
+            return f"{name} has {actual_size} bytes of {size}"
         try:
             if verify and sha256_of_file(path / name) != digest:
                 return f"{name} is damaged: its sha256 differs"
@@ -106,7 +106,7 @@ def require_complete(path: Path) -> None:
 
 
 def read_train_state(path: Path) -> dict[str, Any]:
-    """What a complete checkpoint says of the trainer's position.
+    """The trainer's position (step, epoch, seen instances) as a complete checkpoint stores it.
 
     :raises InputError: if it has another format than this version's.
     """
@@ -151,11 +151,11 @@ class CheckpointStore:
         """Steps of all folders, complete or not, in ascending order."""
         if not self.path.is_dir():
             return []
-        found = [STEP_NAME.fullmatch(entry.name) for entry in self.path.iterdir() if not entry.is_symlink()]
-        return sorted(int(match[1]) for match in found if match)
+        matches = [STEP_NAME.fullmatch(entry.name) for entry in self.path.iterdir() if not entry.is_symlink()]
+        return sorted(int(match[1]) for match in matches if match)
 
     def newest_complete(self, *, verify: bool = True) -> Path | None:
-        """The newest usable checkpoint; every newer folder that is passed over is reported with the reason."""
+        """The newest usable checkpoint; every newer folder that is skipped is reported with the reason."""
         for step in reversed(self.steps()):
             reason = incomplete_because(self.folder(step), verify=verify)
             if reason is None:
@@ -164,7 +164,7 @@ class CheckpointStore:
         return None
 
     def remove_leftovers(self) -> None:
-        """Remove what a kill inside a save has left; such a folder is never a checkpoint."""
+        """Remove the folders of interrupted saves; they are never checkpoints."""
         if not self.path.is_dir():
             return
         for entry in sorted(self.path.iterdir()):

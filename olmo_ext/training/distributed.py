@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from olmo.config import DDPConfig, DDPGradSyncMode, DistributedStrategy, FSDPConfig, TrainConfig
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp import ShardingStrategy
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -31,7 +32,7 @@ TIMEOUT = datetime.timedelta(minutes=30)
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """This process among all."""
+    """This process's place among all processes of the run."""
 
     rank: int
     world_size: int
@@ -152,8 +153,6 @@ def _wrap_fsdp(model: Any, cfg: TrainConfig, ranks: Ranks) -> FSDP:
         asked=cfg.fsdp.hybrid_sharding_num_model_replicas,
     )
     if cfg.fsdp.sharding_strategy in (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2):
-        from torch.distributed.device_mesh import init_device_mesh
-
         options["device_mesh"] = init_device_mesh(ranks.device.type, (copies, ranks.world_size // copies))
 
     def materialise(module: torch.nn.Module) -> None:

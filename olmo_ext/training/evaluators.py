@@ -111,22 +111,22 @@ def _open_instances(cfg: TrainConfig, config: EvaluatorConfig) -> tuple[TokenIns
     groups: list[tuple[str, int]] = []
     files: list[TokenFile] = []
     for label in sorted(by_label):
-        found = inspect_files(by_label[label], dtype=dtype, sequence_length=length, vocabulary_size=vocabulary)
-        groups.append((label, sum(file.num_instances for file in found)))
-        files += found
+        labelled = inspect_files(by_label[label], dtype=dtype, sequence_length=length, vocabulary_size=vocabulary)
+        groups.append((label, sum(file.num_instances for file in labelled)))
+        files += labelled
     reader = _reader(files, dtype=dtype, length=length, vocabulary=vocabulary)
     masks = None
     if section.label_mask_paths:
         byte = np.dtype(np.uint8)
-        found = inspect_files(section.label_mask_paths, dtype=byte, sequence_length=length, vocabulary_size=2)
-        if [file.num_instances for file in found] != [file.num_instances for file in files]:
+        mask_files = inspect_files(section.label_mask_paths, dtype=byte, sequence_length=length, vocabulary_size=2)
+        if [file.num_instances for file in mask_files] != [file.num_instances for file in files]:
             raise InputError(
-                f"label masks of {[file.num_instances for file in found]} instances for token files of"
+                f"label masks of {[file.num_instances for file in mask_files]} instances for token files of"
                 f" {[file.num_instances for file in files]}",
                 where=where,
                 right="one byte for each token, the masks in the order of the token files (datasets by label)",
             )
-        masks = _reader(found, dtype=byte, length=length, vocabulary=2)
+        masks = _reader(mask_files, dtype=byte, length=length, vocabulary=2)
     pad = cfg.model.pad_token_id if section.generate_attention_mask else None
     return TokenInstances(reader, label_masks=masks, attention_mask_for=pad), groups
 

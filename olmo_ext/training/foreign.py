@@ -12,6 +12,7 @@ import torch
 
 from olmo_ext.base.errors import InputError
 from olmo_ext.base.sections import ModelConfig, plain_section
+from olmo_ext.config.run_config import differing_keys, load_run_config
 from olmo_ext.shapes.layers import ModelShape
 from olmo_ext.training import checkpoint
 from olmo_ext.training.tensor_state import OptimizerState, Tensors
@@ -140,7 +141,6 @@ def _olmo_moments(content: Mapping[str, Any], path: Path) -> OptimizerState:
 def _hugging_face(
     path: Path, model: ModelConfig, shape: ModelShape, *, with_optimizer: bool, with_position: bool
 ) -> CheckpointContent:
-    from olmo_ext.config.run_config import differing_keys, load_run_config
     from olmo_ext.hf.names import to_olmo
     from olmo_ext.hf.reading import name_table, read_config, read_weights
 

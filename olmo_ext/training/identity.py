@@ -37,12 +37,12 @@ def differences_from(directory: RunDirectory, config: RunConfig) -> list[str]:
     stored = stored_config(directory)
     if stored is None:
         return []
-    found = differing_keys(config.identity(), stored.identity())
+    differing = differing_keys(config.identity(), stored.identity())
     path = _checkpoint_config(directory)
-    if not found and path is not None:
+    if not differing and path is not None:
         saved = load_run_config(path, check_budget_too=False).identity()
-        found = differing_keys({**config.identity(), "max_duration": None}, {**saved, "max_duration": None})
-    return found
+        differing = differing_keys({**config.identity(), "max_duration": None}, {**saved, "max_duration": None})
+    return differing
 
 
 def check_same_run(config: RunConfig, directory: RunDirectory, *, extend: bool) -> None:

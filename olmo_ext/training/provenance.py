@@ -52,22 +52,22 @@ def code_revision() -> dict[str, Any]:
 
 
 def package_versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for name in PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def command_line() -> list[str]:
     """The command, with passwords in addresses and the value of anything that is named like a secret left out."""
-    found = []
+    arguments = []
     for argument in sys.argv:
         name, equals, _ = argument.partition("=")
-        found.append(f"{name}=***" if equals and SECRET_VARIABLE.search(name) else without_credentials(argument))
-    return found
+        arguments.append(f"{name}=***" if equals and SECRET_VARIABLE.search(name) else without_credentials(argument))
+    return arguments
 
 
 def build_provenance(*, device: str, world_size: int, data: dict[str, Any]) -> dict[str, Any]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from olmo_ext.base.nodes import peak_flops_of_device
 from olmo_ext.base.run_directory import MetricsRow, RunDirectory
 from olmo_ext.config.run_config import RunConfig
 from olmo_ext.training.distributed import Ranks
@@ -98,8 +100,6 @@ class Recording:
         if self._ranks.device.type == "cuda":
             own = float(torch.cuda.max_memory_allocated())
         else:
-            import resource
-
             own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
         if self._ranks.world_size == 1:
             return own
@@ -108,9 +108,7 @@ class Recording:
         return tensor.item()
 
     def _find_peak_flops(self) -> float | None:
-        """Dense bf16 FLOP/s of one device; None on a CPU and on a GPU that nobody has told us about."""
+        """Dense bf16 FLOP/s of one device; None on a CPU and on a GPU that is missing from the hardware table."""
         if self._ranks.device.type != "cuda":
             return None
-        from olmo_ext.base.nodes import peak_flops_of_device
-
         return peak_flops_of_device(torch.cuda.get_device_name(), node=self._config.node)

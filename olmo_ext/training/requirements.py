@@ -1,4 +1,4 @@
-"""What a config needs that this machine or OLMo lacks: said before a run's folder is made. No torch unless it is asked.
+"""Refuse a config that needs what this machine or OLMo lacks, before the run's folder is made; torch is imported late.
 
 Such a config loads, and a model with it: checkpoints that were trained elsewhere are evaluated and imported.
 """
@@ -15,7 +15,7 @@ INITIALISATIONS = ("normal", "mitchell", "full_megatron")
 
 
 def check_requirements(config: TrainConfig, *, where: str, trains_here: bool = True) -> None:
-    """Refuse what training would die of in its first step.
+    """Refuse settings that would make training fail in its first step.
 
     :param config: a resolved config.
     :param where: the config's name.

@@ -1,21 +1,25 @@
-"""Bringing a trainer to where a checkpoint left it: the run's own, another run's, or OLMo's."""
+"""Load a checkpoint into a trainer: the run's own, another run's, or one that OLMo wrote."""
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from olmo.model import OLMo
 from olmo.optim import LionW
 from olmo.torch_util import seed_all
+from safetensors.torch import load_file
 
 from olmo_ext.base.errors import InputError
 from olmo_ext.config.run_config import RunConfig
 from olmo_ext.data.loader import compare_fingerprints
 from olmo_ext.training import checkpoint
 from olmo_ext.training.distributed import Ranks, agree
+from olmo_ext.training.foreign import load_foreign
 from olmo_ext.training.tensor_state import (
     OptimizerState,
     Tensors,
@@ -98,8 +102,6 @@ class Restorer:
 
     def from_elsewhere(self, load_path: str) -> None:
         """Warm start from `load_path`: see `load_foreign` for what it may be, and for what is refused."""
-        from olmo_ext.training.foreign import load_foreign
-
         trainer = self.trainer
         where = f"load_path {load_path}"
         new_optimizer, new_position = self.config.reset_optimizer_state, self.config.reset_trainer_state
@@ -136,7 +138,7 @@ class Restorer:
     # -- parts -----------------------------------------------------------------------------------------------------
 
     def _renamed(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """Names for this model's block grouping."""
+        """The tensors, renamed for this model's block grouping."""
         renamed, _ = self.trainer.model._make_state_dict_compatible(dict(tensors))
         return renamed
 
@@ -163,10 +165,6 @@ class Restorer:
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         """Names and full shapes of the model's parameters, whatever a wrapper holds of them."""
         if not hasattr(self, "_full_shapes"):
-            import dataclasses
-
-            from olmo.model import OLMo
-
             with torch.random.fork_rng(devices=[]):
                 bare = OLMo(dataclasses.replace(self.trainer.model.config, init_device="meta"))
             self._full_shapes = {name: tuple(tensor.shape) for name, tensor in bare.state_dict().items()}
@@ -219,8 +217,6 @@ class Restorer:
         trainer.dataset.needed = min(max(trainer.dataset.needed, end), trainer.dataset.total_size)
 
     def _restore_random(self, path: Path, state: Mapping[str, Any]) -> None:
-        from safetensors.torch import load_file
-
         same = state["world_size"] == self.ranks.world_size
         if same and restore_random_state(load_file(path / checkpoint.RNG), self.ranks.rank):
             return

@@ -174,14 +174,14 @@ class _Levels:
         self, metrics: dict[str, torch.Tensor], counts: dict[int, int], global_step: int
     ) -> dict[str, torch.Tensor]:
         """Per period: gradients in the sum after this step, updates so far, and the norm of the mean when applied."""
-        found: dict[str, torch.Tensor] = {}
+        report: dict[str, torch.Tensor] = {}
         squares: dict[int, torch.Tensor] = {}
         for group in self._slow:
             period = group["update_period"]
-            found[f"period{period}/accumulated"] = torch.tensor(float(counts.get(period, 0)))
-            found[f"period{period}/updates"] = torch.tensor(float(global_step // period))
+            report[f"period{period}/accumulated"] = torch.tensor(float(counts.get(period, 0)))
+            report[f"period{period}/updates"] = torch.tensor(float(global_step // period))
             if global_step % period == 0:
                 for name in group["param_names"]:
                     norm = metrics[f"grad/{self._optimizer._clean_param_name(name)}.norm"]
                     squares[period] = squares.get(period, torch.zeros_like(norm)) + norm**2
-        return found | {f"period{period}/grad_norm": square.sqrt() for period, square in squares.items()}
+        return report | {f"period{period}/grad_norm": square.sqrt() for period, square in squares.items()}

@@ -36,10 +36,10 @@ class CompileReport:
 
         :param seconds: of the first step, which compiled.
         """
-        found = [f"compiled {self.graphs()} graphs for {self.num_blocks} layers in {seconds:.0f} s"]
+        report = [f"compiled {self.graphs()} graphs for {self.num_blocks} layers in {seconds:.0f} s"]
         if self.recompile_limit_hit():
-            found.append("note: some layers run uncompiled: there are more variants than the compiler keeps")
-        return found
+            report.append("note: some layers run uncompiled: there are more variants than the compiler keeps")
+        return report
 
 
 def _graphs() -> int:

@@ -87,11 +87,11 @@ def repaired_path(path: Path) -> Path:
 
 def repair(path: Path) -> Path | None:
     """Write a copy without the torn end beside the file, whose own bytes stay; None when nothing is torn."""
-    found = scan(path)
-    if not found.torn_bytes:
+    scanned = scan(path)
+    if not scanned.torn_bytes:
         return None
     copy = repaired_path(path)
-    write_atomically(copy, path.read_bytes()[: found.good_bytes])
+    write_atomically(copy, path.read_bytes()[: scanned.good_bytes])
     return copy
 
 
@@ -143,15 +143,15 @@ def read_segment(path: Path) -> Segment:
     """What a file holds, up to its torn end."""
     from wandb.proto import wandb_internal_pb2
 
-    found = scan(path)
+    scanned = scan(path)
     segment = Segment(
         path=path,
         offline=path.parent.name.startswith("offline-"),
         run_id=None,
-        records=len(found.records),
-        torn_bytes=found.torn_bytes,
+        records=len(scanned.records),
+        torn_bytes=scanned.torn_bytes,
     )
-    for data in found.records:
+    for data in scanned.records:
         record = wandb_internal_pb2.Record()  # type: ignore[attr-defined]
         record.ParseFromString(data)
         kind = record.WhichOneof("record_type")

@@ -131,7 +131,7 @@ class Ledger:
 def _new_segments(run: RunDirectory, upload: Upload, ledger: Ledger) -> list[Segment]:
     """The offline segments whose system metrics have not been sent, oldest first, repaired where they are torn."""
     sent = ledger.entry.get("segments", [])
-    found = []
+    segments = []
     for path in find_files(run.wandb):
         segment = read_segment(path)
         if not segment.offline or segment.name in sent:
@@ -141,10 +141,10 @@ def _new_segments(run: RunDirectory, upload: Upload, ledger: Ledger) -> list[Seg
             continue
         if segment.torn_bytes:
             upload.repaired[segment.name] = segment.torn_bytes
-        found.append(segment)
-    upload.segments = [segment.name for segment in found]
-    upload.system_rows = sum(len(segment.stats) for segment in found)
-    return found
+        segments.append(segment)
+    upload.segments = [segment.name for segment in segments]
+    upload.system_rows = sum(len(segment.stats) for segment in segments)
+    return segments
 
 
 def _checked_values(run: RunDirectory, *, sweep: str | None, project: str | None, entity: str | None) -> dict[str, Any]:

@@ -31,15 +31,16 @@ def sync(
 
     Works for runs logged offline, online runs whose server went away, and runs trained without a `wandb` section.
     """
-    from olmo_ext.weights_and_biases import sync as work
+    from olmo_ext.weights_and_biases.sync import as_json as uploads_as_json
+    from olmo_ext.weights_and_biases.sync import sync_sweep
 
     uploads = []
-    for upload in work.sync_sweep(sweep, project=project, entity=entity, again=again, dry_run=dry_run, seconds=seconds):
+    for upload in sync_sweep(sweep, project=project, entity=entity, again=again, dry_run=dry_run, seconds=seconds):
         uploads.append(upload)
         if not as_json:
             click.echo(upload.line())
     if as_json:
-        click.echo(json.dumps(work.as_json(uploads), indent=1))
+        click.echo(json.dumps(uploads_as_json(uploads), indent=1))
     failed = [upload.run for upload in uploads if not upload.ok]
     if failed:
         raise WorkError(f"{len(failed)} of {len(uploads)} runs did not go up: {', '.join(failed)}")

@@ -38,11 +38,11 @@ def overtaken_steps(run: RunDirectory, rows: list[tuple[int, dict[str, Any]]]) -
     """Steps among `rows` that a lost attempt had logged with clearly other values (a thousandth and more: a repetition
     on a GPU need not be exact)."""
     surviving = dict(rows)
-    found = set()
+    overtaken = set()
     for lost in run.read_all_metrics():
         kept = surviving.get(lost.step, {})
         for name, value in lost.values.items():
             if name in kept and not name.startswith(NOT_COMPARED):
                 if not math.isclose(value, kept[name], rel_tol=1e-3, abs_tol=1e-9):
-                    found.add(lost.step)
-    return sorted(found)
+                    overtaken.add(lost.step)
+    return sorted(overtaken)

@@ -115,8 +115,8 @@ def _watch_for_cancel(run: Any, events: Events) -> None:
             tags = wandb.Api(timeout=10).run(path).tags
         except Exception:  # noqa: BLE001  (an unreachable server is no reason to stop)
             continue
-        if found := {"cancel", "canceled", "cancelled"} & {str(tag).lower() for tag in tags or []}:
-            events.send("cancel", reason=f"tagged {sorted(found)[0]!r} on W&B")
+        if cancel_tags := {"cancel", "canceled", "cancelled"} & {str(tag).lower() for tag in tags or []}:
+            events.send("cancel", reason=f"tagged {sorted(cancel_tags)[0]!r} on W&B")
             return
 
 
