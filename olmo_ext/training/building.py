@@ -1,4 +1,4 @@
-"""The parts of a trainer, put together: data, evaluators, model, optimizer, schedule."""
+"""Build a trainer from its parts: data, evaluators, model, optimizer and schedule."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from olmo_ext.upstream.scheduler import run_scheduler
 from olmo_ext.upstream.trainer import Hooks, RunTrainer, loop_settings, train_config
 
 REFUSALS = ("OLMoConfigurationError", "NotImplementedError", "NameError", "InvalidBackend")
-"""What upstream and the compiler raise, while the model is built, for settings that they or this machine lack."""
+"""Exceptions by which OLMo or the compiler refuses, while the model is built, a setting that is not supported here."""
 
 
 def effective_config(config: RunConfig, *, per_rank: int, directory: RunDirectory, ranks: Ranks) -> TrainConfig:
-    """OLMo's config as it is on this device and number of ranks.
+    """OLMo's config, adapted to this device and number of ranks.
 
     :param per_rank: instances per rank and step.
     """

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: complete or absent.
+"""Write, check, list and remove the checkpoints of a run; a checkpoint is complete or absent.
 
     checkpoints/step<N>/model.safetensors  optimizer.safetensors  rng.safetensors  train_state.json  config.yaml
                         complete.json      (written last: every file's size and sha256)
@@ -6,6 +6,8 @@
 
 A checkpoint is written in a folder aside, fsynced, marked and renamed; `latest` is replaced atomically; older
 checkpoints are removed only afterwards. Nothing is pickled, and nothing depends on the number of ranks.
+
+safetensors is imported late: it loads torch, and `launch` imports this file.
 """
 
 from __future__ import annotations

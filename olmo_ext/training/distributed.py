@@ -1,4 +1,4 @@
-"""Process groups and wrapping: one process without torchrun, DDP and FSDP, on CPU and GPU, with the same weights."""
+"""Join the process group and wrap the model in DDP or FSDP, so that every setting starts from the same weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from olmo_ext.upstream.compile import CompileReport, compile_blocks
 from olmo_ext.upstream.shaped_model import build_model
 
 TIMEOUT = datetime.timedelta(minutes=30)
-"""For one collective: evaluation and saves on rank 0 happen between them."""
+"""Time limit of one collective. The other ranks wait in one while rank 0 evaluates or saves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ def agree(value: Any, ranks: Ranks) -> Any:
 
 
 def failure_of_another_rank(logs: Path, attempt: int, ranks: Ranks) -> str | None:
-    """What another rank failed with, as it left it beside its log: rank 0 has only seen its connection close."""
+    """The error that another rank wrote beside its log; rank 0 itself has only seen a closed connection."""
     if not ranks.is_first or ranks.world_size == 1:
         return None
     deadline = time.monotonic() + 3.0
@@ -101,7 +101,7 @@ def failure_of_another_rank(logs: Path, attempt: int, ranks: Ranks) -> str | Non
 
 
 def any_rank(flag: bool, ranks: Ranks) -> bool:
-    """Whether the flag is set on some rank."""
+    """Whether the flag is set on at least one rank."""
     tensor = torch.tensor(float(flag), device=ranks.device)
     dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
     return bool(tensor.item())
@@ -172,7 +172,7 @@ def _wrap_fsdp(model: Any, cfg: TrainConfig, ranks: Ranks) -> FSDP:
         auto_wrap_policy=model.get_fsdp_wrap_policy(cfg.fsdp.wrapping_strategy),
         use_orig_params=cfg.fsdp.use_orig_params,
         limit_all_gathers=True,
-        # Without it FSDP looks for an accelerator, on a machine that has none.
+        # Without a device id FSDP looks for an accelerator, which a CPU machine lacks.
         device_id=ranks.device,
         param_init_fn=None if ranks.is_first or on_cpu else materialise,
         sync_module_states=not on_cpu,

@@ -15,7 +15,7 @@ def early_stopping_reason(trainer: RunTrainer, config: TrainConfig) -> str | Non
     factor = config.early_stopping_factor
     if factor is None or trainer.scheduler_current <= config.scheduler.t_warmup:
         return None
-    # Of the step before: this one's loss is not known yet.
+    # The loss of the previous step: this step's loss is not known yet.
     now, least = trainer.cur_train_loss, trainer.min_train_loss
     if now > factor * least:
         return f"early stopping: loss {now:.4f} is more than early_stopping_factor {factor:g} x its least, {least:.4f}"

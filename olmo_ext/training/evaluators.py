@@ -24,7 +24,7 @@ from olmo_ext.training.distributed import Ranks, agree
 from olmo_ext.upstream.trainer import RunTrainer
 
 PADDING = -1
-"""Index of an instance that only keeps ranks in step: it is masked out."""
+"""Index of a masked instance that fills up a rank's last batches, so that all ranks run as many."""
 
 
 @dataclass
@@ -100,7 +100,7 @@ class _Instances(Dataset):
 
 
 def _open_instances(cfg: TrainConfig, config: EvaluatorConfig) -> tuple[TokenInstances, list[tuple[str, int]]]:
-    """The evaluator's token files, looked at and checked, and their groups."""
+    """The evaluator's checked token files, and the label and number of instances of each group."""
     section, where = config.data, f"evaluators, {config.label}"
     if bool(section.paths) == bool(section.datasets):
         names = "both data.paths and data.datasets" if section.paths else "neither data.paths nor data.datasets"
@@ -249,7 +249,7 @@ def _load_tokenizer(cfg: TrainConfig) -> Any:
 
 
 def reported_names(config: EvaluatorConfig) -> list[str]:
-    """What the names of an evaluator's numbers begin with."""
+    """The prefix of the evaluator's metric names."""
     if config.type == EvaluatorType.lm:
         return [f"eval/{label}" for label in config.data.datasets or [config.label]]
     return [f"eval/downstream/{config.label}"]
@@ -282,7 +282,7 @@ def build_evaluators(cfg: TrainConfig, *, device: torch.device, world_size: int,
 
 
 def evaluation_is_due(trainer: RunTrainer, directory: RunDirectory, ranks: Ranks) -> bool:
-    """Whether the step that was reached has an evaluation that is not in metrics.jsonl: a kill came in between."""
+    """Whether the reached step should have an evaluation that metrics.jsonl lacks, as after a kill between the two."""
     step = trainer.global_step
     asked = bool(trainer.evaluators) and (
         step >= trainer.stop_step or (step > 0 and step % trainer.cfg.eval_interval == 0)

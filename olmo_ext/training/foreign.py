@@ -13,6 +13,8 @@ import torch
 from olmo_ext.base.errors import InputError
 from olmo_ext.base.sections import ModelConfig, plain_section
 from olmo_ext.config.run_config import differing_keys, load_run_config
+from olmo_ext.hf.names import to_olmo
+from olmo_ext.hf.reading import name_table, read_config, read_weights
 from olmo_ext.shapes.layers import ModelShape
 from olmo_ext.training import checkpoint
 from olmo_ext.training.tensor_state import OptimizerState, Tensors
@@ -27,7 +29,7 @@ MEANING = [
 
 @dataclass(kw_only=True)
 class CheckpointContent:
-    """What a checkpoint gives; `None` where it was not asked for."""
+    """The parts of a checkpoint that were read; `None` for a part that was not asked for."""
 
     weights: Tensors
     moments: OptimizerState | None = None
@@ -141,9 +143,6 @@ def _olmo_moments(content: Mapping[str, Any], path: Path) -> OptimizerState:
 def _hugging_face(
     path: Path, model: ModelConfig, shape: ModelShape, *, with_optimizer: bool, with_position: bool
 ) -> CheckpointContent:
-    from olmo_ext.hf.names import to_olmo
-    from olmo_ext.hf.reading import name_table, read_config, read_weights
-
     where = f"load_path {path}"
     if with_optimizer or with_position:
         raise _weights_only("a Hugging Face folder", where)

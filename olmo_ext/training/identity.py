@@ -1,4 +1,4 @@
-"""Whether a start continues the run that is in the folder. No torch."""
+"""Decide whether a start may continue the run in the folder. Imports no torch."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def stored_config(directory: RunDirectory) -> RunConfig | None:
 def differences_from(directory: RunDirectory, config: RunConfig) -> list[str]:
     """Keys of a run's identity that differ from what the folder was trained with.
 
-    The newest checkpoint is asked too: `config.yaml` may have been edited, or written again, since. Its length may be
-    another: the run may have been extended.
+    The newest checkpoint's config is compared too, since `config.yaml` may have been edited or written again. A run
+    may be extended, so the checkpoint's length is not compared.
     """
     stored = stored_config(directory)
     if stored is None:

@@ -1,4 +1,4 @@
-"""What a run was made with: code, packages, machine, data. No secrets, no torch."""
+"""Record what a run was made with: code, packages, machine and data. Holds no secrets and imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a trainer's numbers to rows of metrics.jsonl, W&B and the console."""
+"""Turn a trainer's numbers into rows of metrics.jsonl, W&B rows and console lines."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Recording:
             self._wandb_run.log(row.values, step=row.step, tokens=tokens, flops=row.flops, when=row.time)
 
     def _peak_memory(self) -> float:
-        """Most bytes that a rank has held: of its GPU, else resident in main memory."""
+        """Peak memory over all ranks, in bytes: GPU memory, or resident main memory on a CPU."""
         if self._ranks.device.type == "cuda":
             own = float(torch.cuda.max_memory_allocated())
         else:
@@ -108,7 +108,7 @@ class Recording:
         return tensor.item()
 
     def _find_peak_flops(self) -> float | None:
-        """Dense bf16 FLOP/s of one device; None on a CPU and on a GPU that is missing from the hardware table."""
+        """Dense bf16 FLOP/s of one device; None on a CPU and where the GPU is unknown to the hardware table."""
         if self._ranks.device.type != "cuda":
             return None
         return peak_flops_of_device(torch.cuda.get_device_name(), node=self._config.node)

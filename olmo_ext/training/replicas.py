@@ -1,4 +1,4 @@
-"""Whether the ranks that should hold the same weights do."""
+"""Check that ranks which should hold the same weights do hold them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LARGEST = 2**62
 
 
 def weights_hash(model: torch.nn.Module) -> int:
-    """A number that differs where one weight of this rank differs by one bit; reads every weight once."""
+    """A hash of this rank's weights that changes when one weight changes by one bit; reads every weight once."""
     total = 0
     for parameter in model.parameters():
         bits = parameter.detach().view(_BITS[parameter.element_size()])

@@ -14,10 +14,10 @@ from olmo_ext.base.quantities import format_count, format_seconds
 log = logging.getLogger("olmo_ext.training")
 
 LINE_SECONDS = 5.0
-"""Least time between two plain lines about steps."""
+"""Least time between two plain lines about steps, in seconds."""
 
 LOGGERS = ("olmo", "olmo_ext", "torch", "py.warnings")
-"""What goes into a run's log."""
+"""Loggers whose messages go into a run's log."""
 
 
 class Reporter:
@@ -41,7 +41,7 @@ class Reporter:
             self._bar.start()
 
     def say(self, text: str) -> None:
-        """One line, now; in the log too."""
+        """Print one line at once, and write it to the log."""
         log.info(text)
         if not self._speaks:
             return
@@ -72,7 +72,7 @@ class Reporter:
                 print(f"step {step}/{self._total}: {text}", flush=True)
 
     def evaluation(self, step: int, values: Mapping[str, float]) -> None:
-        """One line: all numbers but counts, and perplexities, which the losses say already."""
+        """Print an evaluation's values in one line, without counts and perplexities (they follow from the losses)."""
         shown = {
             name.removeprefix("eval/"): value
             for name, value in values.items()
@@ -106,7 +106,7 @@ def close_log(handler: logging.Handler) -> None:
 
 
 def start_line(*, name: str, counts: Any, steps: int, tokens_per_step: int, done: int, where: str) -> str:
-    """What the run is, in one line."""
+    """One line that describes the run: parameters, FLOPs, steps and device."""
     text = (
         f"{name}: {format_count(counts.total)} parameters ({format_count(counts.non_embedding)} non-embedding),"
         f" {format_count(counts.training_flops_per_token)} FLOPs a token,"

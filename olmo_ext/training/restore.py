@@ -62,7 +62,7 @@ def own_checkpoint(store: checkpoint.CheckpointStore, data: Mapping[str, Any], r
 
 
 class Restorer:
-    """:param trainer: at step 0, with its initial weights.
+    """:param trainer: a trainer at step 0, with its initial weights.
     :param steps: the step at which the run ends.
     """
 
@@ -163,7 +163,7 @@ class Restorer:
         load_optimizer(self.trainer.dist_model, self.trainer.optim, moments)
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
-        """Names and full shapes of the model's parameters, whatever a wrapper holds of them."""
+        """Names and full shapes of the model's parameters, even where a wrapper holds only a shard of them."""
         if not hasattr(self, "_full_shapes"):
             with torch.random.fork_rng(devices=[]):
                 bare = OLMo(dataclasses.replace(self.trainer.model.config, init_device="meta"))
@@ -220,5 +220,5 @@ class Restorer:
         same = state["world_size"] == self.ranks.world_size
         if same and restore_random_state(load_file(path / checkpoint.RNG), self.ranks.rank):
             return
-        # Other ranks than before: a stream of their own that depends on seed, step and rank alone.
+        # The number of ranks has changed: each rank draws from a stream that depends on seed, step and rank alone.
         seed_all(random.Random(f"{self.config.seed}/{state['step']}/{self.ranks.rank}").randrange(2**32))

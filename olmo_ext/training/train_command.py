@@ -1,4 +1,4 @@
-"""`olmo-ext train`."""
+"""`olmo-ext train`. What loads torch or the config is imported when the command runs, so that `--help` stays fast."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from torch import nn
 from olmo_ext.shapes.memory import LOSS_CHUNK
 
 IGNORED = -100
-"""Label of a position that does not count."""
+"""Label of a position that is left out of the loss."""
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -60,7 +60,7 @@ class _ChunkedLoss(torch.autograd.Function):
                     weight_gradient += narrow.t() @ states
                 if bias_gradient is not None:
                     bias_gradient += gradient.sum(0)
-                # Else they stay until the next chunk's logits are there beside them.
+                # Otherwise they stay in memory beside the next chunk's logits.
                 del logits, gradient, narrow
         ctx.gradients = (hidden_gradient, weight_gradient, bias_gradient)
         ctx.dtypes = (weight.dtype, None if bias is None else bias.dtype)
@@ -145,7 +145,7 @@ def loss_in_place_of_logits(model: OLMo, compute: Callable[[torch.Tensor, Any], 
     transformer, config = model.transformer, model.config
     if config.weight_tying:
         head: Any = _TiedHead(transformer.wte)
-        # Beside the registered modules: nothing that saves or shards the model sees it.
+        # Not registered as a module, so that nothing that saves or shards the model sees it.
         transformer.__dict__["ff_out"] = head
         config.weight_tying = False
     else:

@@ -1,4 +1,4 @@
-"""`torch.compile` block by block, for any number of different widths."""
+"""`torch.compile` block by block, for any number of different widths. Dynamo is imported only where it is asked for."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 from olmo.model import OLMo, OLMoBlock
 
 GRAPHS_PER_BLOCK = 8
-"""Room for each block's variants: training and evaluation, with and without a cache, a dynamic length."""
+"""Graphs allowed per block: training and evaluation, with and without a cache, a dynamic length."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompileReport:
-    """What was asked of the compiler; the numbers are known after the first steps."""
+    """Counts what the compiler has done; the counts are final only after the first steps."""
 
     num_blocks: int
     num_shapes: int
-    """Different layers among the blocks: at least so many graphs are compiled."""
+    """Number of different layers among the blocks: at least this many graphs are compiled."""
 
     start: int
 
     def graphs(self) -> int:
-        """Graphs compiled since."""
+        """Graphs compiled since this report was made."""
         return _graphs() - self.start
 
     def recompile_limit_hit(self) -> bool:
@@ -32,7 +32,7 @@ class CompileReport:
         return any("recompile_limit" in key or "cache_size_limit" in key for key in counters["unimplemented"])
 
     def lines(self, seconds: float) -> list[str]:
-        """What a person should know of it.
+        """Lines for the user about the compilation.
 
         :param seconds: of the first step, which compiled.
         """

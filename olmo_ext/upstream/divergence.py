@@ -1,4 +1,4 @@
-"""What is said when the numbers of a step cannot be used."""
+"""The error for a step whose loss or gradient is not finite or too large, and its message."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from olmo_ext.base.errors import WorkError
 
 LARGEST_LOSS = 700.0
-"""exp of more has no float64; upstream's perplexity then raises OverflowError after the update."""
+"""Largest usable loss. Above about 709 exp() overflows, and OLMo's perplexity raises OverflowError after the update."""
 
 FEW_SAMPLES = 4
-"""Ids that a message names."""
+"""Most instance ids that one message names."""
 
 
 class DivergedError(WorkError):

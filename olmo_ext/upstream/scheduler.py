@@ -1,4 +1,4 @@
-"""Registered schedulers as OLMo's trainer asks for them; OLMo's own names are built by OLMo."""
+"""Give OLMo's trainer a registered scheduler; OLMo builds the schedulers that it knows itself."""
 
 from __future__ import annotations
 

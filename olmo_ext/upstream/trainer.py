@@ -1,4 +1,4 @@
-"""OLMo's Trainer, with what its loop gets wrong put right from outside: `fit` itself stays upstream's.
+"""OLMo's Trainer with its faults corrected in overridden methods; its loop `fit` stays as it is.
 
 Each override says which behaviour of ai2-olmo 0.6.0 it replaces. Checkpoints, signals, metrics and reports are not
 here: the trainer calls the `Hooks` it is given.
@@ -33,7 +33,7 @@ UPSTREAM_Z_LOSS = 1e-4
 
 
 class Hooks(Protocol):
-    """What a run does around the steps."""
+    """Calls from the training loop into the run, around each step."""
 
     def stop_requested(self, step: int) -> str | None:
         """Why this rank wants to stop after this step, or None; the ranks agree afterwards."""
@@ -42,7 +42,7 @@ class Hooks(Protocol):
         """Whether this rank knows that a save in the background has failed."""
 
     def stop_for_failed_save(self) -> None:
-        """Some rank knows it: raise, on all ranks."""
+        """Raise on every rank: at least one rank knows that a save has failed."""
 
     def stopping(self, reason: str) -> None:
         """All ranks have agreed to stop after this step."""
@@ -151,7 +151,7 @@ class RunTrainer(Trainer):
     _batch_loss: torch.Tensor | None = None
     _batch_z_loss: torch.Tensor | None = None
     _grad_norm: torch.Tensor | None = None
-    """Before clipping."""
+    """Gradient norm before clipping."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""The ai2-olmo that the patches were written against."""
+"""Check that the installed ai2-olmo is the version that the patches were written for."""
 
 from __future__ import annotations
 

@@ -39,16 +39,16 @@ __all__ = ["NullRun", "WandbRun", "Writer", "cancel_check_wanted", "check_names"
 log = logging.getLogger(__name__)
 
 START_SECONDS = 20.0
-"""How long the writer waits for the server before it goes on offline. Training does not wait at all."""
+"""Seconds that the writer waits for the server before it continues offline. Training does not wait at all."""
 
 FINISH_SECONDS = 20.0
-"""How long the end of training waits for the last rows to go up; after that `olmo-ext sync` has to bring them."""
+"""Seconds that the end of training waits for the last rows to be uploaded; later `olmo-ext sync` has to upload them."""
 
 FLUSH_SECONDS = 2
-"""How much of the offline file a SIGKILL may lose; wandb's own default is 15."""
+"""Seconds of the offline file that a SIGKILL may lose; wandb's own default is 15."""
 
 MAX_QUEUED = 200_000
-"""Rows that wait for a writer that does not take them, before rows are dropped with a count."""
+"""Most rows that wait for a stalled writer; further rows are dropped and counted."""
 
 
 class NullRun:
@@ -67,7 +67,7 @@ class NullRun:
 
 
 class Writer:
-    """The other end of a writer process: rows go in by a queue, what the writer reports comes out."""
+    """The training process's handle of the writer process: rows are queued to it, its reports are collected."""
 
     def __init__(self, settings: dict[str, Any], *, log_path: str, environment: Mapping[str, str]) -> None:
         """:raises OSError: when the process cannot be started."""

@@ -42,7 +42,7 @@ ROWS_PER_SECOND = 200
 
 @dataclass(kw_only=True)
 class Upload:
-    """What happened, or with `--dry-run` would happen, to one run."""
+    """The outcome of one run's upload, or with `--dry-run` the plan for it."""
 
     run: str
     run_id: str | None = None
@@ -102,7 +102,7 @@ def find_runs(path: Path) -> list[RunDirectory]:
 
 
 class Ledger:
-    """`wandb/uploads.json`: what has gone where.
+    """`wandb/uploads.json`: the record of what was uploaded to which project.
 
     :param key: server, entity, project and run id, joined by slashes.
     :raises InputError: for a file that is no such ledger.
@@ -176,7 +176,7 @@ def sync_run(
     dry_run: bool = False,
     seconds: float | None = None,
 ) -> Upload:
-    """Bring one run up.
+    """Upload one run.
 
     :param project: instead of `wandb.project` of the config; needed for a run trained without a `wandb` section.
     :param again: send everything as a new W&B run with a new id.
@@ -213,7 +213,7 @@ def sync_run(
         upload.first_step, upload.last_step = new[0][0], new[-1][0]
     upload.url = ledger.entry.get("url")
     if before and ledger.entry.get("digest") != digest(before):
-        # W&B takes no second value for a step: saying so is all that can be done under this id.
+        # W&B takes no second value for a step, so under this id the difference can only be reported.
         upload.status = "failed"
         upload.notes.append(
             f"W&B shows steps up to {through} of an attempt that another has overtaken with other values; "
@@ -324,7 +324,7 @@ def _send(
 def _disagreement(
     run: RunDirectory, upload: Upload, rows: list[tuple[int, dict[str, Any]]], *, on_server: int, through: int
 ) -> str | None:
-    """What speaks against going on with the run on the server, in words, or None.
+    """Why the run on the server cannot be continued, in words, or None.
 
     :param on_server: the last step that it has.
     :param through: the last step that we have sent and that was confirmed.
@@ -348,7 +348,7 @@ def _system_records(segments: list[Segment]) -> Iterator[str]:
 
 
 def sync_sweep(path: Path, **options: Any) -> Iterator[Upload]:
-    """Bring the runs of a sweep up, one after the other; a run that fails does not keep the others.
+    """Upload the runs of a sweep one after the other; a failed run does not stop the others.
 
     :raises InputError: before anything is sent, when there is no login.
     """

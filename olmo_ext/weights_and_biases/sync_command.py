@@ -1,4 +1,4 @@
-"""`olmo-ext sync`."""
+"""`olmo-ext sync`. The upload code is imported when the command runs, so that `--help` stays fast."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from olmo_ext.base.run_directory import MetricsRow, RunDirectory
 from olmo_ext.weights_and_biases.settings import wanted
 
 NOT_COMPARED = ("throughput/", "memory/", "System/", "system/")
-"""Values that differ between two attempts over the same steps without the training being another."""
+"""Values that may differ between two attempts over the same steps although both trained equally."""
 
 
 def history(rows: list[MetricsRow], *, log_interval: int) -> list[tuple[int, dict[str, Any]]]:

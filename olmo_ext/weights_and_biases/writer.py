@@ -6,7 +6,7 @@ Out: {"event": "ready", "mode", "url", "step"}, {"event": "warning", "text"}, {"
      {"event": "finished", "ok", "sent", "dropped"}
 
 The end of stdin without "finish" means that the training process died: the run is closed as failed.
-Started by `wandb_run.Writer`; everything that wandb prints goes to stderr, which is wandb/writer.log of the run.
+Started by `live_run.Writer`. What wandb prints goes to stderr: wandb/writer.log of the run, or sync.log for `sync`.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from olmo_ext.base.errors import EXIT_REQUEUE
 from olmo_ext.base.locks import wait_for_lock
 
 ORPHAN_SECONDS = 30.0
-"""How long the end of an orphaned writer may take."""
+"""Seconds that an orphaned writer may take to finish."""
 
 CANCEL_POLL_SECONDS = 60.0
 CONFIRM_SECONDS = 20.0
-"""The server takes rows in the background: it may need a moment until it shows them."""
+"""Seconds to wait for the server to show rows, which it stores in the background."""
 
 EXIT_TIMED_OUT = 3
 
 
 class Events:
-    """One JSON line an event, from any thread."""
+    """Write each event as one JSON line, from any thread."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
