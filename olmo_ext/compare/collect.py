@@ -97,11 +97,11 @@ class Run:
 
     def downstream(self) -> dict[str, float]:
         """The last in-loop value of every downstream metric."""
-        found = {}
+        last_values = {}
         for name in self.series:
             if match := _DOWNSTREAM.match(name):
-                found[match[1]] = float(self.series[name].value[-1])
-        return found
+                last_values[match[1]] = float(self.series[name].value[-1])
+        return last_values
 
     def tokens_per_second(self) -> float | None:
         """Median over the run without its first tenth (warm-up, compilation), or the mean where it was not logged;
@@ -129,10 +129,10 @@ class Sweep:
 
     def groups(self) -> dict[str, list[Run]]:
         """Runs by group, the baseline first."""
-        found: dict[str, list[Run]] = {self.baseline: []}
+        groups: dict[str, list[Run]] = {self.baseline: []}
         for run in self.runs:
-            found.setdefault(run.group, []).append(run)
-        return found
+            groups.setdefault(run.group, []).append(run)
+        return groups
 
 
 def validation_metric(label: str) -> str:
@@ -279,18 +279,18 @@ def _series(rows: list[dict[str, Any]], keep: Callable[[str], bool] | None) -> d
         name: np.array([row.get(name) or 0 for row in rows], dtype=kind)
         for name, kind in (("step", np.int64), ("tokens", np.int64), ("flops", np.float64), ("seconds", np.float64))
     }
-    found = {}
+    series = {}
     for name, (indices, values) in wanted.items():
         at = np.array(indices, dtype=np.int64)
         if len(at):
-            found[name] = Series(
+            series[name] = Series(
                 step=columns["step"][at],
                 tokens=columns["tokens"][at],
                 flops=columns["flops"][at],
                 seconds=columns["seconds"][at],
                 value=np.array(values, dtype=np.float64),
             )
-    return found
+    return series
 
 
 def _json_lines(paths: Iterable[Path], problems: list[str]) -> Iterable[dict[str, Any]]:

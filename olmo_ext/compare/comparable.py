@@ -20,19 +20,19 @@ _OTHER_THAN_SHAPE = (
 
 def blocking_differences(run: Run, baseline: Run, label: str | None) -> list[str]:
     """What forbids comparing the losses of two runs; empty if nothing does."""
-    found = []
-    found += _differs("training data", run.data.get("fingerprint"), baseline.data.get("fingerprint"))
-    found += _differs("tokenizer", *(_tokenizer(side) for side in (run, baseline)))
+    differences = []
+    differences += _differs("training data", run.data.get("fingerprint"), baseline.data.get("fingerprint"))
+    differences += _differs("tokenizer", *(_tokenizer(side) for side in (run, baseline)))
     if label is not None:
         left, right = (evaluation_fingerprint(side, label) for side in (run, baseline))
-        found += _differs(f"validation set {label}", left, right)
+        differences += _differs(f"validation set {label}", left, right)
         for side in (run, baseline):
             if validation_metric(label) not in side.series:
-                found.append(f"{side.name} has no loss on {label}")
+                differences.append(f"{side.name} has no loss on {label}")
     left_tokens, right_tokens = final_tokens(run, label), final_tokens(baseline, label)
     if left_tokens and right_tokens and abs(left_tokens / right_tokens - 1) > EQUAL_WITHIN:
-        found.append(f"tokens seen {left_tokens:,} against {right_tokens:,}")
-    return found
+        differences.append(f"tokens seen {left_tokens:,} against {right_tokens:,}")
+    return differences
 
 
 def unlike_runs(runs: list[Run], label: str | None) -> list[str]:
@@ -40,13 +40,13 @@ def unlike_runs(runs: list[Run], label: str | None) -> list[str]:
 
     Data in another order has another fingerprint too, and seeds may change the order.
     """
-    found = []
+    reasons = []
     for run in runs[1:]:
         for reason in blocking_differences(run, runs[0], label):
             reordered = run.data.get("order_seed") != runs[0].data.get("order_seed")
             if not (reordered and reason.startswith("training data")):
-                found.append(f"{reason} ({run.name} and {runs[0].name})")
-    return found
+                reasons.append(f"{reason} ({run.name} and {runs[0].name})")
+    return reasons
 
 
 def _tokenizer(run: Run) -> Any:
@@ -77,32 +77,32 @@ def final_tokens(run: Run, label: str | None) -> int:
 
 def remarks(run: Run, baseline: Run, label: str | None) -> list[str]:
     """What differs besides the shape without forbidding the comparison, and what was not recorded."""
-    found = []
+    differences = []
     if run.data.get("order_seed") != baseline.data.get("order_seed"):
-        found.append(f"data order: seed {run.data.get('order_seed')} against {baseline.data.get('order_seed')}")
+        differences.append(f"data order: seed {run.data.get('order_seed')} against {baseline.data.get('order_seed')}")
     for key in ("fingerprint", "tokenizer"):
         if run.data.get(key) is None and baseline.data.get(key) is None:
-            found.append(f"data {key} not recorded on either side")
+            differences.append(f"data {key} not recorded on either side")
     if label is not None and evaluation_fingerprint(run, label) is None:
-        found.append("fingerprint of the validation set not recorded")
+        differences.append("fingerprint of the validation set not recorded")
     left, right = _flat(run.config), _flat(baseline.config)
     for key in sorted(left.keys() | right.keys()):
         if left.get(key, _NOT_RECORDED) != right.get(key, _NOT_RECORDED):
-            found.append(f"{key}: {_shown(left, key)} against {_shown(right, key)}")
+            differences.append(f"{key}: {_shown(left, key)} against {_shown(right, key)}")
     for key in ("device", "world_size"):
         a, b = run.provenance.get(key), baseline.provenance.get(key)
         if a != b:
-            found.append(f"{key}: {a} against {b}")
+            differences.append(f"{key}: {a} against {b}")
     # Without the hashes, which would make a line of every pair: the provenance of each run has them.
     for key, text in (("revision", "code: another revision"), ("diff_sha256", "code: other uncommitted changes")):
         a, b = ((side.provenance.get("code") or {}).get(key) for side in (run, baseline))
         if a != b:
-            found.append(text)
+            differences.append(text)
     a_packages, b_packages = (side.provenance.get("packages") or {} for side in (run, baseline))
     for name in ("torch", "ai2-olmo"):
         if a_packages.get(name) != b_packages.get(name):
-            found.append(f"{name}: {a_packages.get(name)} against {b_packages.get(name)}")
-    return found
+            differences.append(f"{name}: {a_packages.get(name)} against {b_packages.get(name)}")
+    return differences
 
 
 def same_device(runs: list[Run]) -> bool:

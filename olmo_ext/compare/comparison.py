@@ -212,13 +212,13 @@ def _perplexity(group: GroupResult, baseline: GroupResult) -> Difference | None:
     """The difference in PPL; over documents the bounds follow from those in nats at the baseline's PPL."""
     left = {seed: math.exp(value) for seed, value in group.losses.items()}
     right = {seed: math.exp(value) for seed, value in baseline.losses.items()}
-    found = paired_difference(left, right)
+    difference = paired_difference(left, right)
     nats = group.nats
-    if found is None or nats is None or found.known or nats.low is None or nats.high is None:
-        return found
-    base = right[found.seeds[0]]
+    if difference is None or nats is None or difference.known or nats.low is None or nats.high is None:
+        return difference
+    base = right[difference.seeds[0]]
     return dataclasses.replace(
-        found,
+        difference,
         low=base * math.expm1(nats.low),
         high=base * math.expm1(nats.high),
         p_value=nats.p_value,
@@ -228,7 +228,7 @@ def _perplexity(group: GroupResult, baseline: GroupResult) -> Difference | None:
 
 def _distinct(lists: Iterable[list[str]]) -> list[str]:
     """What stands in any of the lists, once."""
-    return list(dict.fromkeys(text for found in lists for text in found))
+    return list(dict.fromkeys(text for texts in lists for text in texts))
 
 
 def _learning_rates(groups: list[GroupResult], baseline: str, axis: str) -> list[LearningRateRow]:

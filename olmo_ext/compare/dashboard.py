@@ -105,9 +105,9 @@ def run_values(result: Comparison) -> dict[str, dict[str, float]]:
     """Run -> what its summary gets: the group's difference to its baseline, with interval and corrected p."""
     values: dict[str, dict[str, float]] = {}
     for group in result.groups:
-        found: dict[str, float | None] = {}
+        differences: dict[str, float | None] = {}
         if group.nats is not None:
-            found = {
+            differences = {
                 "difference_nats": group.nats.mean,
                 "difference_nats_low": group.nats.low,
                 "difference_nats_high": group.nats.high,
@@ -115,8 +115,8 @@ def run_values(result: Comparison) -> dict[str, dict[str, float]]:
                 "difference_p_holm": group.adjusted_p,
             }
         elif group.baseline is None:
-            found = {"difference_nats": 0.0, "difference_ppl": 0.0}
-        known = {key: value for key, value in found.items() if value is not None}
+            differences = {"difference_nats": 0.0, "difference_ppl": 0.0}
+        known = {key: value for key, value in differences.items() if value is not None}
         for run in group.runs:
             values[run.name] = known
     return values
@@ -230,7 +230,7 @@ def build_workspace(result: Comparison, names: Names) -> Any:
     for title, panels in _sections(result, reports):
         sections.append(workspaces.Section(name=title, panels=_arrange(panels, reports), is_open=True))
     baseline = next((group for group in result.groups if group.baseline is None), None)
-    ids = [found for run in (baseline.runs if baseline else []) if (found := existing_id(run.path))]
+    ids = [run_id for run in (baseline.runs if baseline else []) if (run_id := existing_id(run.path))]
     workspace = workspaces.Workspace(
         entity=names.entity or "-",
         project=names.project,

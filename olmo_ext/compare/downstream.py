@@ -56,7 +56,7 @@ def run_scores(run: Run) -> dict[Key, tuple[float, float | None, int | None]]:
         if any(row.get(key) is not None for key in NEEDLE_KEYS) or not isinstance(row.get("value"), (int, float)):
             continue
         newest[str(row.get("task")), str(row.get("metric")), str(row.get("task_version", ""))] = row
-    found: dict[Key, tuple[float, float | None, int | None]] = {
+    scores: dict[Key, tuple[float, float | None, int | None]] = {
         (*key, "eval", run.early_step(row.get("step"))): (float(row["value"]), row.get("stderr"), row.get("items"))
         for key, row in newest.items()
     }
@@ -67,8 +67,8 @@ def run_scores(run: Run) -> dict[Key, tuple[float, float | None, int | None]]:
         suffix = next((metric for metric in _IN_LOOP_METRICS if name.endswith(f"_{metric}")), "")
         task = name.removesuffix(f"_{suffix}") if suffix else name
         items = in_loop.get(f"{task}_items")
-        found[(task, suffix, "", "training", None)] = (value, None, None if items is None else int(items))
-    return found
+        scores[(task, suffix, "", "training", None)] = (value, None, None if items is None else int(items))
+    return scores
 
 
 def downstream_scores(groups: list[GroupResult]) -> list[DownstreamScore]:

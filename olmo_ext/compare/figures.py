@@ -168,8 +168,8 @@ def _curves(axes: Any, result: Comparison, axis: str, styles: _Styles) -> bool:
         return False
     tops: list[float] = []
     for group in sorted(result.groups, key=lambda group: styles.strong[group.name]):
-        found = [run.series.get(validation_metric(result.label)) for run in group.finished]
-        curves = [curve for curve in found if curve is not None and curve.axis(axis)[-1] > 0]
+        recorded = [run.series.get(validation_metric(result.label)) for run in group.finished]
+        curves = [curve for curve in recorded if curve is not None and curve.axis(axis)[-1] > 0]
         if not curves:
             continue
         grid, values = _band(curves, axis)
@@ -259,9 +259,9 @@ def _schedules(axes: Any, result: Comparison) -> bool:
     if not cells:
         return False
     grid = np.full((len(ranges), len(schedules)), np.nan)
-    for (schedule, span), found in cells.items():
-        if len(found) == 1 and found[0].nats is not None:
-            grid[ranges.index(span), schedules.index(schedule)] = found[0].nats.mean
+    for (schedule, span), groups_here in cells.items():
+        if len(groups_here) == 1 and groups_here[0].nats is not None:
+            grid[ranges.index(span), schedules.index(schedule)] = groups_here[0].nats.mean
     most = float(np.nanmax(np.abs(grid))) if np.isfinite(grid).any() else 1.0
     from matplotlib.colors import LinearSegmentedColormap
 

@@ -180,16 +180,16 @@ def _mismatches(figure: Figure, group: GroupResult, tokens: int | None) -> list[
     """Which of training data and tokens are not the paper's."""
     if not group.finished:
         return ["no finished run"]
-    found = []
+    differences = []
     if tokens is None:
-        found.append("the paper's tokens are not stated")
+        differences.append("the paper's tokens are not stated")
     elif abs(group.tokens / tokens - 1) > TOKEN_TOLERANCE:
-        found.append(f"tokens {format_count(group.tokens)} against {format_count(tokens)}")
+        differences.append(f"tokens {format_count(group.tokens)} against {format_count(tokens)}")
     data = group.finished[0].data
     # Words cannot be checked: only a fingerprint, or the name of the source that the run recorded, can match.
     if figure.data is None or figure.data not in (data.get("fingerprint"), data.get("source")):
-        found.append(f"training data {str(data.get('fingerprint'))[:12]} against {figure.data or 'not stated'}")
-    return found
+        differences.append(f"training data {str(data.get('fingerprint'))[:12]} against {figure.data or 'not stated'}")
+    return differences
 
 
 def paper_rows(

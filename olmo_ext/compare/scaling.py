@@ -176,13 +176,13 @@ def _curve(parameters: np.ndarray, grid: np.ndarray) -> np.ndarray:
 def _first_crossings(difference: np.ndarray, grid: np.ndarray) -> np.ndarray:
     """Size of the first sign change of each row, nan where there is none."""
     change = np.sign(difference[:, :-1]) * np.sign(difference[:, 1:]) < 0
-    found = np.full(len(difference), np.nan)
+    crossings = np.full(len(difference), np.nan)
     rows = np.nonzero(change.any(1))[0]
     index = change[rows].argmax(1)
     left, right = difference[rows, index], difference[rows, index + 1]
     share = left / (left - right)
-    found[rows] = np.exp(np.log(grid[index]) + share * (np.log(grid[index + 1]) - np.log(grid[index])))
-    return found
+    crossings[rows] = np.exp(np.log(grid[index]) + share * (np.log(grid[index + 1]) - np.log(grid[index])))
+    return crossings
 
 
 def _crossing(left: FamilyFit, right: FamilyFit) -> Crossing:

@@ -202,14 +202,14 @@ def _nothing(result: Comparison) -> str:
 
 def notes(result: Comparison) -> list[str]:
     """What was assumed and what is not covered, one sentence each."""
-    found = []
+    notes = []
     compared = [group for group in result.groups if group.nats is not None]
     methods = {group.nats.method for group in compared if group.nats is not None}
     if METHOD_SEEDS in methods:
         names = {name for group in compared for name in (group.name, group.baseline)}
         finished = [run for group in result.groups if group.name in names for run in group.finished]
         orders = {run.data.get("order_seed") for run in finished} - {None}
-        found.append(
+        notes.append(
             "Intervals are 95 %, Student's t on differences paired by seed. "
             + (
                 "Seeds change the initial weights; the order of the data is the same for all, so the intervals do not "
@@ -220,41 +220,41 @@ def notes(result: Comparison) -> list[str]:
             )
         )
     if METHOD_DOCUMENTS in methods:
-        found.append(
+        notes.append(
             "Where there is one seed, the interval is a bootstrap over evaluation documents: it covers the choice of "
             "documents, neither that of the seed nor that of the data order."
         )
     if any(not group.nats.known for group in compared if group.nats is not None):
-        found.append("One paired seed without losses per document says nothing about its own noise: unknown.")
+        notes.append("One paired seed without losses per document says nothing about its own noise: unknown.")
     if result.comparisons > 1:
-        found.append(
+        notes.append(
             f"p-values are corrected with Holm's method for the {result.comparisons} comparisons of this sweep; the "
             "intervals are not."
         )
     if compared:
-        found.append(
+        notes.append(
             "Seeds needed: a two-sided paired t-test at 5 % with 80 % power and the observed deviation; unknown below "
             "three seeds."
         )
     unequal = sum(1 for group in result.groups if group.unequal)
     if unequal:
-        found.append(
+        notes.append(
             f"Budgets differ by more than {100 * EQUAL_WITHIN:g} % from the baseline's in "
             f"{words.plural(unequal, 'group')}: the "
             "table shows by how much, in parameters and in FLOPs per token. Nothing is averaged over unequal budgets."
         )
     if not result.sweep.budget_checked:
-        found.append("The sweep asked for unequal budgets.")
+        notes.append("The sweep asked for unequal budgets.")
     if not result.sweep.declared:
-        found.append("There is no sweep.json: runs were grouped by the names of their folders, without the seed part.")
+        notes.append("There is no sweep.json: runs were grouped by the names of their folders, without the seed part.")
     own = sorted(
         {group.baseline for group in result.groups if group.baseline not in (None, result.sweep.baseline)} - {None}
     )
     if own:
-        found.append(f"Groups of another size are compared with the baseline of that size: {', '.join(map(str, own))}.")
+        notes.append(f"Groups of another size are compared with the baseline of that size: {', '.join(map(str, own))}.")
     if result.learning_rate_axis:
-        found.append(
+        notes.append(
             "The best learning rate is chosen by the same validation loss that is compared, which flatters shapes with "
             "more rates tried."
         )
-    return found
+    return notes

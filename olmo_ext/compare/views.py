@@ -105,13 +105,13 @@ def speed_up(treatment: Mapping[int | None, Series], baseline: Mapping[int | Non
         at = first_reach(other.tokens, other.value, float(curve.value[-1]))
         if at is not None:
             logs.append(math.log(at / float(curve.tokens[-1])))
-    found = paired_difference(dict(enumerate(logs)), dict.fromkeys(range(len(logs)), 0.0))
-    if found is None:
+    difference = paired_difference(dict(enumerate(logs)), dict.fromkeys(range(len(logs)), 0.0))
+    if difference is None:
         return None
     return SpeedUp(
-        ratio=math.exp(found.mean),
-        low=None if found.low is None else math.exp(found.low),
-        high=None if found.high is None else math.exp(found.high),
+        ratio=math.exp(difference.mean),
+        low=None if difference.low is None else math.exp(difference.low),
+        high=None if difference.high is None else math.exp(difference.high),
         seeds=len(logs),
         pairs=len(paired),
         reached=reached,
@@ -153,9 +153,9 @@ def shape_names(axes: Mapping[str, Mapping[str, Any]], rate_axis: str) -> dict[s
     :param axes: group -> the values by which the sweep made it.
     """
     parts = {name: [(k, str(v)) for k, v in values.items() if k != rate_axis] for name, values in axes.items()}
-    short = {name: " · ".join(value for _, value in found) for name, found in parts.items()}
-    if len(set(short.values())) < len({tuple(found) for found in parts.values()}):
-        short = {name: " · ".join(f"{key}={value}" for key, value in found) for name, found in parts.items()}
+    short = {name: " · ".join(value for _, value in pairs) for name, pairs in parts.items()}
+    if len(set(short.values())) < len({tuple(pairs) for pairs in parts.values()}):
+        short = {name: " · ".join(f"{key}={value}" for key, value in pairs) for name, pairs in parts.items()}
     return {name: text or "all" for name, text in short.items()}
 
 

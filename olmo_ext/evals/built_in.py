@@ -168,8 +168,8 @@ class PaperB(EvaluationTask):
     def run(self, names: Sequence[str], evaluation: Evaluation) -> Iterable[list[Result]]:
         from olmo_ext.evals.downstream import average
 
-        if (found := average(evaluation.results, PAPER_B_AVERAGE, name=self.name)) is not None:
-            yield [found]
+        if (mean := average(evaluation.results, PAPER_B_AVERAGE, name=self.name)) is not None:
+            yield [mean]
 
 
 @register_task

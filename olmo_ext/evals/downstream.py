@@ -154,7 +154,7 @@ def continuation_log_likelihoods(
         truncated += len(whole) > limit
         inputs.append(whole[-limit:])
     lengths = [len(ids) for ids in inputs]
-    found: dict[int, tuple[float, bool]] = {}
+    scores_of_items: dict[int, tuple[float, bool]] = {}
     for batch in batches_by_length(lengths, list(share.of(len(pairs))), tokens_per_batch):
         longest = max(lengths[item] for item in batch)
         ids = torch.full((len(batch), longest), pad_token_id, dtype=torch.long)
@@ -166,8 +166,8 @@ def continuation_log_likelihoods(
             target = torch.tensor(pairs[item][1], device=logits.device)
             part = logits[row, lengths[item] - len(target) : lengths[item]].float()
             scores = torch.log_softmax(part, dim=-1).gather(1, target[:, None]).double().sum()
-            found[item] = (float(scores), bool((part.argmax(dim=-1) == target).all()))
-    everything = share.gather(found)
+            scores_of_items[item] = (float(scores), bool((part.argmax(dim=-1) == target).all()))
+    everything = share.gather(scores_of_items)
     for item, (score, _) in everything.items():
         if not math.isfinite(score):
             raise WorkError(f"{name}, item {item}: the log-likelihood is {score}")
@@ -217,18 +217,18 @@ def score_task(task: Task, scores: Sequence[float], *, truncated: int = 0) -> li
         return [Result(metric=task.metric, value=mean, stderr=error, **common)]
     if task.metric not in ACCURACIES:
         raise InputError(f"metric {task.metric!r} of {task.name} is not known", where="--tasks")
-    found = []
+    results = []
     if task.metric == "f1":
         predicted = [_best(rows, "acc") for rows in questions.values()]
         labels = [rows[0][0].label for rows in questions.values()]
-        found.append(Result(metric="f1", value=_f1(predicted, labels), stderr=None, **common))
+        results.append(Result(metric="f1", value=_f1(predicted, labels), stderr=None, **common))
     same_text = all(len({choice.characters for choice, _ in rows}) == 1 for rows in questions.values())
     metrics = [task.metric, "acc", *([] if same_text else ["len_norm"])]
     for metric in dict.fromkeys(name for name in metrics if name != "f1"):
         right = [float(_best(rows, metric) == rows[0][0].label) for rows in questions.values()]
         mean, error = mean_and_error(right)
-        found.append(Result(metric=metric, value=mean, stderr=error, **common))
-    return found
+        results.append(Result(metric=metric, value=mean, stderr=error, **common))
+    return results
 
 
 def evaluate_task(

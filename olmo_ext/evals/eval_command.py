@@ -36,10 +36,10 @@ def _numbers(text: str | None, kind: Any, option: str) -> tuple[Any, ...]:
 
 def _number(text: str, option: str, *, least: int) -> int:
     """The single whole number of an option."""
-    found = _numbers(text, int, option)
-    if len(found) != 1 or found[0] < least:
+    numbers = _numbers(text, int, option)
+    if len(numbers) != 1 or numbers[0] < least:
         raise InputError(f"{text!r}", where=option, right=f"one number, at least {least}")
-    return found[0]
+    return numbers[0]
 
 
 def _quiet_libraries() -> None:
@@ -339,11 +339,11 @@ def generate(
     # Before the prompt is printed: an error must not follow it on its line.
     check_fits(loaded.model, ids, max_tokens=max_tokens)
     shown = [0]
-    found: list[int] = []
+    generated: list[int] = []
 
     def show(token: int) -> None:
-        found.append(token)
-        whole = loaded.tokenizer.decode(found)
+        generated.append(token)
+        whole = loaded.tokenizer.decode(generated)
         # A character of several bytes is shown when its last byte has come.
         if not whole.endswith("\ufffd"):
             click.echo(whole[shown[0] :], nl=False)
@@ -363,5 +363,5 @@ def generate(
         use_cache=not no_cache,
         on_token=show,
     )
-    click.echo(loaded.tokenizer.decode(found)[shown[0] :])
+    click.echo(loaded.tokenizer.decode(generated)[shown[0] :])
     return 0

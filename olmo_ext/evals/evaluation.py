@@ -27,14 +27,14 @@ def evaluate(
     for task, names in asked:
         task.check(names, evaluation)
     for task, names in asked:
-        for found in task.run(names, evaluation):
+        for results in task.run(names, evaluation):
             if target.model.precision != "fp32":
                 # Other numbers than those of fp32: compared as equal, rounding would pass for a difference of models.
                 precision = target.model.precision
-                found = [replace(row, task_version=f"{row.task_version}/{precision}") for row in found]
-            evaluation.results.extend(found)
+                results = [replace(row, task_version=f"{row.task_version}/{precision}") for row in results]
+            evaluation.results.extend(results)
             if target.run is not None and Share.current().rank == 0:
-                rows = [row.row(step=target.step, checkpoint_sha256=target.checkpoint_sha256) for row in found]
+                rows = [row.row(step=target.step, checkpoint_sha256=target.checkpoint_sha256) for row in results]
                 write_results(target.run.evals / f"{task.file or task.name}.jsonl", rows)
     return evaluation.results
 

@@ -64,7 +64,7 @@ def generate(
     """
     check_fits(model, prompt, max_tokens=max_tokens)
     generator = None
-    found: list[int] = []
+    generated: list[int] = []
     ids = torch.tensor([list(prompt)])
     cache = None
     for _ in range(max_tokens):
@@ -80,8 +80,8 @@ def generate(
         )
         if token in stop_token_ids:
             break
-        found.append(token)
+        generated.append(token)
         if on_token is not None:
             on_token(token)
         ids = torch.tensor([[token]])
-    return found
+    return generated

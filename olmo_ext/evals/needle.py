@@ -92,13 +92,13 @@ def _draw(kind: str, rng: random.Random) -> str:
 
 
 def _draw_distinct(kind: str, number: int, rng: random.Random, taken: set[str]) -> list[str]:
-    found: list[str] = []
-    while len(found) < number:
+    drawn: list[str] = []
+    while len(drawn) < number:
         value = _draw(kind, rng)
         if value not in taken:
             taken.add(value)
-            found.append(value)
-    return found
+            drawn.append(value)
+    return drawn
 
 
 def sentence(kind: str, key: str, value: str) -> str:
@@ -267,7 +267,7 @@ def evaluate_needles(
     seed: int = 0,
     essay: Sequence[str] = (),
     own: Callable[[int], bool] = lambda item: True,
-    gather: Callable[[dict[int, float]], dict[int, float]] = lambda found: found,
+    gather: Callable[[dict[int, float]], dict[int, float]] = lambda own: own,
 ) -> list[Result]:
     """One task over a grid: a row per cell, and one over all cells.
 
@@ -295,12 +295,12 @@ def evaluate_needles(
     scores = gather(scores)
     text = hashlib.sha256("\n".join(essay).encode()).hexdigest()[:8] if task.haystack == "essay" else "-"
     version = f"ruler-{text}-{tokenizer.fingerprint[:8]}-seed{seed}.{SCORING_VERSION}"
-    found = []
+    results = []
     for length in lengths:
         for depth in depths:
             values = [scores[item] for item, cell in enumerate(cells) if cell[:2] == (length, depth)]
             mean, error = mean_and_error(values)
-            found.append(
+            results.append(
                 Result(
                     task=name,
                     task_version=version,
@@ -314,5 +314,7 @@ def evaluate_needles(
             )
     mean, error = mean_and_error(list(scores.values()))
     grid = f"{version}/lengths{'-'.join(map(str, lengths))}/depths{'-'.join(f'{depth:g}' for depth in depths)}"
-    overall = replace(found[0], task_version=grid, value=mean, stderr=error, items=len(scores), length=None, depth=None)
-    return [*found, overall]
+    overall = replace(
+        results[0], task_version=grid, value=mean, stderr=error, items=len(scores), length=None, depth=None
+    )
+    return [*results, overall]

@@ -157,7 +157,7 @@ def perplexity(
     if number == 0:
         raise InputError("no instance to score", where=name)
     own = list(share.of(number))
-    found: dict[int, tuple[float, int, int]] = {}
+    own_losses: dict[int, tuple[float, int, int]] = {}
     for start in range(0, len(own), batch_size):
         batch = own[start : start + batch_size]
         arrays = [np.asarray(instances.read(index)).astype(np.int64) for index in batch]
@@ -165,8 +165,8 @@ def perplexity(
         losses = token_losses(model.logits(ids), ids).double().sum(dim=1).cpu().tolist()
         for index, array, loss in zip(batch, arrays, losses, strict=True):
             size = 0 if token_bytes is None else int(token_bytes[array[1:]].sum())
-            found[index] = (loss, len(array) - 1, size)
-    everything = share.gather(found)
+            own_losses[index] = (loss, len(array) - 1, size)
+    everything = share.gather(own_losses)
     for index, (loss, _, _) in everything.items():
         if not math.isfinite(loss):
             raise WorkError(f"{name}, instance {index}: the loss is {loss}")
@@ -239,7 +239,7 @@ def evaluate_token_set(
         listed = {"document_losses": means, "document_tokens": list(scored.predicted)}
     error = scored.stderr
     common: dict[str, Any] = {"task": token_set.name, "task_version": version, "items": scored.instances}
-    found = [
+    results = [
         Result(
             metric="CrossEntropyLoss", value=scored.cross_entropy, stderr=error, details={**details, **listed}, **common
         ),
@@ -253,7 +253,7 @@ def evaluate_token_set(
         ),
     ]
     if (bits := scored.bits_per_byte) is not None:
-        found.append(
+        results.append(
             Result(
                 metric="BitsPerByte",
                 value=bits,
@@ -262,4 +262,4 @@ def evaluate_token_set(
                 **common,
             )
         )
-    return found
+    return results

@@ -41,8 +41,8 @@ class LayerTap:
 def _inner_projection(mlp: nn.Module) -> nn.Module | None:
     """The matrix that maps the inner activation back, under the names that it has in known FFNs."""
     for name in ("ff_out", "down_proj", "c_proj", "w2"):
-        if isinstance(found := getattr(mlp, name, None), nn.Module):
-            return found
+        if isinstance(module := getattr(mlp, name, None), nn.Module):
+            return module
     return None
 
 
@@ -105,11 +105,11 @@ def _tap(block: Any, norm_after: bool) -> LayerTap | None:
 
 def _layers(model: Any) -> list[nn.Module] | None:
     for path in ("transformer.blocks", "transformer.h", "model.layers", "layers", "blocks", "h"):
-        found = model
+        part = model
         for name in path.split("."):
-            found = getattr(found, name, None)
-        if isinstance(found, nn.ModuleList) and len(found):
-            return list(found)
+            part = getattr(part, name, None)
+        if isinstance(part, nn.ModuleList) and len(part):
+            return list(part)
     groups = getattr(getattr(model, "transformer", None), "block_groups", None)
     if isinstance(groups, nn.ModuleList):
         return [block for group in groups for block in group.children()]

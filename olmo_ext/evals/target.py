@@ -116,8 +116,8 @@ def _load_run(directory: Path, step: int | None, device: str, precision: str) ->
             where=str(directory),
             right=f"steps there are: {there}",
         )
-    found = int(folder.name.removeprefix("step"))
-    module, config = load_model_from_run(directory, step=found, device=device)
+    chosen_step = int(folder.name.removeprefix("step"))
+    module, config = load_model_from_run(directory, step=chosen_step, device=device)
     tokenizer = load_tokenizer(
         config.tokenizer.identifier,
         eos_token_id=config.model.eos_token_id,
@@ -130,7 +130,7 @@ def _load_run(directory: Path, step: int | None, device: str, precision: str) ->
         ),
         tokenizer=tokenizer,
         stop_token_ids=(tokenizer.eos_token_id,),
-        step=found,
+        step=chosen_step,
         checkpoint_sha256=checkpoint_fingerprint(folder),
         run=run,
         config=config,
@@ -247,13 +247,13 @@ class Share:
     def of(self, number_of_items: int) -> range:
         return range(self.rank, number_of_items, self.number)
 
-    def gather(self, found: dict[int, Any]) -> dict[int, Any]:
+    def gather(self, values: dict[int, Any]) -> dict[int, Any]:
         """Item -> value of all processes together, in order of the items, the same everywhere."""
         if self.number > 1:
             parts: list[dict[int, Any] | None] = [None] * self.number
-            torch.distributed.all_gather_object(parts, found)
-            found = {item: value for part in parts for item, value in (part or {}).items()}
-        return dict(sorted(found.items()))
+            torch.distributed.all_gather_object(parts, values)
+            values = {item: value for part in parts for item, value in (part or {}).items()}
+        return dict(sorted(values.items()))
 
 
 def batches_by_length(lengths: Sequence[int], items: Sequence[int], tokens_per_batch: int) -> Iterator[list[int]]:

@@ -114,20 +114,20 @@ class EvaluationTask(ABC):
 
         :raises InputError: for an unknown key, or a value of another type.
         """
-        found = dict(self.options)
+        chosen = dict(self.options)
         for text in options.own:
             left, _, value = text.partition("=")
             owner, _, key = left.partition(".")
             if owner != self.name:
                 continue
-            if key not in found:
-                right = f"known: {', '.join(found) or 'none'}"
+            if key not in chosen:
+                right = f"known: {', '.join(chosen) or 'none'}"
                 raise InputError(f"{self.name} has no option {key!r}", where=f"--option {text}", right=right)
             try:
-                found[key] = like_default(value, self.options[key])
+                chosen[key] = like_default(value, self.options[key])
             except ValueError as error:
                 raise InputError(str(error), where=f"--option {text}") from None
-        return found
+        return chosen
 
     def require_files(self, names: Sequence[str], options: EvaluationOptions) -> None:
         """What the tasks need from the disk is there; asked before torch is imported, so that it is told at once.
@@ -212,8 +212,8 @@ def tasks_asked(options: EvaluationOptions) -> list[tuple[EvaluationTask, list[s
     names = expand_tasks(options.tasks)
     if not names:
         raise InputError("no task is named", where="--tasks", right="perplexity, or see --list-tasks")
-    found = [(task, task.asked(names, options)) for task in EVALUATION_TASKS.entries()]
-    return [(task, own) for task, own in found if own]
+    asked = [(task, task.asked(names, options)) for task in EVALUATION_TASKS.entries()]
+    return [(task, own) for task, own in asked if own]
 
 
 def require_files(options: EvaluationOptions) -> None:

@@ -36,13 +36,13 @@ def _plugin_sources(plugins: Sequence[str]) -> Iterator[Path]:
     ours = {Path(entry).resolve() for entry in (".", *os.environ.get("PYTHONPATH", "").split(":")) if entry}
     for name in dict.fromkeys(plugin.partition(".")[0] for plugin in plugins):
         try:
-            found = importlib.util.find_spec(name)
+            specification = importlib.util.find_spec(name)
         except (ImportError, ValueError):
-            found = None
-        if found is None or not found.origin:
+            specification = None
+        if specification is None or not specification.origin:
             raise InputError(f"plugin {name!r} cannot be found", where="plugins", right="install it, or run beside it")
-        origin = Path(found.origin).resolve()
-        source = origin.parent if found.submodule_search_locations else origin
+        origin = Path(specification.origin).resolve()
+        source = origin.parent if specification.submodule_search_locations else origin
         if source.parent in ours and "site-packages" not in source.parts:
             yield source
 

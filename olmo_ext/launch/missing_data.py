@@ -20,8 +20,8 @@ def fetch_arguments(configs: Sequence[RunConfig], *, parts: int, source: str | N
     """
     subsets = {str(config.data.subset) for config in configs}
     if subsets == {"None"} or len(subsets) != 1:
-        found = "no data.subset" if subsets == {"None"} else ", ".join(sorted(subsets))
-        raise InputError(f"the runs read {found}", where="--fetch", right="one data.subset for all runs")
+        named = "no data.subset" if subsets == {"None"} else ", ".join(sorted(subsets))
+        raise InputError(f"the runs read {named}", where="--fetch", right="one data.subset for all runs")
     subset = subsets.pop()
     seeds = {config.data.seed for config in configs}
     if len(seeds) != 1:

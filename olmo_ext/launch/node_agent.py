@@ -30,13 +30,13 @@ JOIN_SECONDS = 600
 
 def children_of(pid: int) -> list[int]:
     """Direct children of a process."""
-    found = []
+    children = []
     for entry in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
-            found += [int(child) for child in entry.read_text().split()]
+            children += [int(child) for child in entry.read_text().split()]
         except OSError:
             continue
-    return found
+    return children
 
 
 def torchrun_command(
@@ -73,9 +73,9 @@ def torchrun_takes_signals() -> bool:
     """Whether this torchrun can be told which signals to handle (seen in torch 2.13)."""
     from importlib.util import find_spec
 
-    found = find_spec("torch")
-    assert found is not None and found.origin is not None
-    return "--signals-to-handle" in (Path(found.origin).parent / "distributed" / "run.py").read_text()
+    specification = find_spec("torch")
+    assert specification is not None and specification.origin is not None
+    return "--signals-to-handle" in (Path(specification.origin).parent / "distributed" / "run.py").read_text()
 
 
 class Agent:

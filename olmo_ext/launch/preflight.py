@@ -132,16 +132,16 @@ def _check_data(runs: Sequence[SweepRun], findings: Findings, *, will_be_fetched
             findings.add_error(str(error))
 
 
-def _check_length(config: TrainConfig, found: dict[str, Any]) -> None:
-    batch, instances = config.global_train_batch_size, found["instances"]
+def _check_length(config: TrainConfig, data: dict[str, Any]) -> None:
+    batch, instances = config.global_train_batch_size, data["instances"]
     where = str(config.data.subset or "data")
     steps = run_length(config, instances=instances, where=where).steps
     check_one_batch(instances, batch, where=where)
     in_epochs = str(config.max_duration).endswith("ep")
-    if found["kind"] == "subset" and not in_epochs and steps > instances // batch:
+    if data["kind"] == "subset" and not in_epochs and steps > instances // batch:
         needed = steps * batch * config.model.max_sequence_length
         raise InputError(
-            f"the subset holds {format_count(found['tokens'])} tokens, the run needs {format_count(needed)}",
+            f"the subset holds {format_count(data['tokens'])} tokens, the run needs {format_count(needed)}",
             where=where,
             right=f"`olmo-ext data fetch --tokens {needed}` continues the subset",
         )

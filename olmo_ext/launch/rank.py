@@ -14,9 +14,9 @@ from olmo_ext.training.signals import StopRequest
 
 def main(arguments: list[str]) -> int:
     directory = RunDirectory(arguments[0])
-    planned, found = os.environ.get("OLMO_EXT_WORLD_SIZE"), os.environ.get("WORLD_SIZE")
-    if planned != found:
-        reason = f"{found} ranks have met, {planned} were planned"
+    planned, met = os.environ.get("OLMO_EXT_WORLD_SIZE"), os.environ.get("WORLD_SIZE")
+    if planned != met:
+        reason = f"{met} ranks have met, {planned} were planned"
         print(f"olmo-ext: {reason}", file=sys.stderr)
         if os.environ.get("RANK") == "0":
             record_failure(directory, reason)

@@ -87,8 +87,8 @@ class _Launch:
 
     def newest_folder(self) -> Path:
         """Of the launches so far."""
-        found = [path.parent for path in (self.sweep_directory / LAUNCH_FOLDER).glob("*/command.sbatch")]
-        return max(found, key=lambda folder: int(folder.name))
+        folders = [path.parent for path in (self.sweep_directory / LAUNCH_FOLDER).glob("*/command.sbatch")]
+        return max(folders, key=lambda folder: int(folder.name))
 
     def runs_command(
         self, folder: Path, chunk: Sequence[Member], *, after: str | None, fetched: str | None

@@ -121,12 +121,12 @@ def run_directories(path: Path) -> list[RunDirectory]:
     :raises InputError: if the folder is neither.
     """
     sweep = SweepDirectory(path)
-    found = sweep.runs()
-    if not found and not sweep.is_declared():
+    runs = sweep.runs()
+    if not runs and not sweep.is_declared():
         raise InputError(
             "no sweep.json and no runs here", where=str(path), right="name runs/<sweep> or runs/<sweep>/<run>"
         )
-    return found
+    return runs
 
 
 def sweep_status(path: Path) -> list[RunStatus]:

@@ -34,16 +34,16 @@ def find_configs(paths: Sequence[Path]) -> list[Path]:
 
     :raises InputError: for a path that is neither.
     """
-    found: list[Path] = []
+    configs: list[Path] = []
     for path in paths:
         if path.is_dir():
             inside = sorted(file for file in path.rglob("*.yaml") if file.name not in NOT_RUNS)
             if not inside:
                 raise InputError("holds no .yaml file", where=str(path))
-            found += inside
+            configs += inside
         else:
-            found.append(path)
-    return found
+            configs.append(path)
+    return configs
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
@@ -242,10 +242,10 @@ def measured_mfu(run: Path) -> tuple[float, str]:
     from olmo_ext.base.run_directory import RunDirectory
 
     rows = RunDirectory(run).read_metrics()
-    found = [row.values["throughput/mfu"] for row in rows if "throughput/mfu" in row.values]
-    if not found:
+    measured = [row.values["throughput/mfu"] for row in rows if "throughput/mfu" in row.values]
+    if not measured:
         raise InputError("holds no throughput/mfu", where=str(run), right="a run on a GPU whose peak is known")
-    return statistics.median(found), f"median of {len(found)} logged steps of {run}"
+    return statistics.median(measured), f"median of {len(measured)} logged steps of {run}"
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "help_option_names": ["-h", "--help"]})

@@ -49,14 +49,14 @@ def obstacles(problem: Problem) -> list[Obstacle]:
         if asked is None:
             continue
         free: dict[str, Any] = {name: FREE[name](problem) if name in FREE else None}
-        found, _ = feasible_shapes(replace(problem, **free))
-        values = getattr(found, name)
+        feasible, _ = feasible_shapes(replace(problem, **free))
+        values = getattr(feasible, name)
         low, high = _interval(name, asked)
         distance = np.maximum(low - values, 0) + np.maximum(values - high, 0)
         # Among equally near ones, the shape that keeps the budget best.
-        best = np.lexsort((found.tolerance, distance))[:1]
+        best = np.lexsort((feasible.tolerance, distance))[:1]
         if (distance[best] > 0).any():
-            result.append(Obstacle(name, float(values[best[0]]), found.rows(best[0])))
+            result.append(Obstacle(name, float(values[best[0]]), feasible.rows(best[0])))
     return result
 
 

@@ -45,16 +45,16 @@ def search(problem: Problem, *, limit: int = 20, by: str = "deviation") -> Outco
     :param by: `deviation` (then alignment) or `alignment` (then deviation).
     :raises InputError: for a search that is too large.
     """
-    found, num_candidates = feasible_shapes(problem)
+    feasible, num_candidates = feasible_shapes(problem)
     # Ties beyond a millionth of a percent are broken by alignment, then by fewer layers.
-    keys = [-found.alignment, np.round(found.tolerance, 8)]
+    keys = [-feasible.alignment, np.round(feasible.tolerance, 8)]
     first, second = keys if by == "alignment" else reversed(keys)
     best = np.arange(len(first))
     if len(first) > limit:
         # A selection is much faster than a sort of everything.
         best = np.flatnonzero(first <= np.partition(first, limit - 1)[limit - 1])
-    order = best[np.lexsort((found.rows(best).layers, second[best], first[best]))]
-    solutions = tuple(found.rows(row) for row in order[:limit])
+    order = best[np.lexsort((feasible.rows(best).layers, second[best], first[best]))]
+    solutions = tuple(feasible.rows(row) for row in order[:limit])
     return Outcome(solutions=solutions, num_candidates=num_candidates, num_feasible=len(first))
 
 
@@ -65,14 +65,14 @@ def feasible_shapes(problem: Problem) -> tuple[Solution, int]:
     inside = _within(points["attention"], problem.attention)
     points = _rows(points, inside & _within(points["d_model"] / points["layers"], problem.aspect))
     row, d_ff = _multiples(problem, points)
-    found = _rows(points, row) | {"d_ff": d_ff}
-    widths = _sums_of_widths(problem, found["layers"], d_ff)
-    found["ffn"] = found["ffn_constant"] + found["ffn_slope"] * widths
-    found["actual"] = found["constant"] + found["slope"] * widths
-    found["deviation"] = found["actual"] / problem.target - 1.0
-    shapes = Solution(**{field.name: found[field.name] for field in fields(Solution)})
+    columns = _rows(points, row) | {"d_ff": d_ff}
+    widths = _sums_of_widths(problem, columns["layers"], d_ff)
+    columns["ffn"] = columns["ffn_constant"] + columns["ffn_slope"] * widths
+    columns["actual"] = columns["constant"] + columns["slope"] * widths
+    columns["deviation"] = columns["actual"] / problem.target - 1.0
+    shapes = Solution(**{field.name: columns[field.name] for field in fields(Solution)})
     # A hair of slack, so that a deviation of exactly the tolerance passes in floating point.
-    kept = (widths > 0) & (shapes.tolerance <= problem.tolerance * (1 + 1e-12)) & _within(found["ffn"], problem.ffn)
+    kept = (widths > 0) & (shapes.tolerance <= problem.tolerance * (1 + 1e-12)) & _within(columns["ffn"], problem.ffn)
     shapes = shapes.rows(kept)
     return shapes.rows(accepted_ffns(problem, shapes)), num_points + len(row)
 

@@ -86,15 +86,15 @@ def to_json(problem: Problem, solution: Solution) -> dict[str, Any]:
 def table(problem: Problem, solutions: Sequence[Solution]) -> str:
     """The solutions for people."""
     rows: list[Sequence[Any]] = [tuple(COLUMNS)]
-    for number, found in enumerate(solutions, start=1):
+    for number, solution in enumerate(solutions, start=1):
         rows.append(
             (
-                *(number, found.layers, found.d_model, found.num_sub_mlps, found.d_ff),
-                *(f"{found.ratio:.3f}", f"{found.heads}x{found.head_dim}"),
-                f"{found.aspect:.1f}",
-                *map(format_count, (found.attention, found.ffn, found.attention + found.ffn)),
-                *(f"{found.deviation:+.4%}", found.alignment),
-                mega(count(shape_of(problem, found)).training_flops_per_token),
+                *(number, solution.layers, solution.d_model, solution.num_sub_mlps, solution.d_ff),
+                *(f"{solution.ratio:.3f}", f"{solution.heads}x{solution.head_dim}"),
+                f"{solution.aspect:.1f}",
+                *map(format_count, (solution.attention, solution.ffn, solution.attention + solution.ffn)),
+                *(f"{solution.deviation:+.4%}", solution.alignment),
+                mega(count(shape_of(problem, solution)).training_flops_per_token),
             )
         )
     return "\n".join(
@@ -110,18 +110,18 @@ def mega(flops: float) -> str:
 
 def infeasible(problem: Problem) -> InputError:
     """One line: the constraints in the way, each with the nearest feasible value."""
-    found = obstacles(problem)
-    if not found:
+    nearest = obstacles(problem)
+    if not nearest:
         refusal = refusal_of_all(problem)
         said = "" if refusal is None else f" (attention: {refusal})"
         return InputError(
             f"no shape meets these constraints, and giving up any single one does not help{said}",
             right="relax two, or raise --tolerance",
         )
-    names = " or ".join(flag_of(item.name) for item in found)
+    names = " or ".join(flag_of(item.name) for item in nearest)
     return InputError(
         f"no shape meets these constraints: {names} alone is in the way",
-        right=f"nearest feasible: {'; '.join(map(_nearest, found))}",
+        right=f"nearest feasible: {'; '.join(map(_nearest, nearest))}",
     )
 
 
@@ -146,7 +146,7 @@ def sweep_text(
     problem: Problem, solutions: Sequence[Solution], *, base: Path, folder: Path, plugins: Sequence[str] = ()
 ) -> str:
     """A sweep over the solutions, the first its baseline; the others as in `config_text`."""
-    runs = {name_of(found): {"model": model_section(problem, found)} for found in solutions}
+    runs = {name_of(solution): {"model": model_section(problem, solution)} for solution in solutions}
     shapes = {"budget": budget_section(problem), "runs": runs, "seeds": [1, 2, 3], "baseline": next(iter(runs))}
     return _dump({"base": _relative(base, folder)}, plugins, shapes)
 
@@ -219,7 +219,7 @@ def solve(as_json: bool, sort: str, top: int, **options: Any) -> None:
         raise infeasible(problem)
     _write_files(problem, outcome.solutions, options)
     if as_json:
-        rows = [to_json(problem, found) for found in outcome.solutions]
+        rows = [to_json(problem, solution) for solution in outcome.solutions]
         summary = {"candidates": outcome.num_candidates, "feasible": outcome.num_feasible, "solutions": rows}
         click.echo(json.dumps(summary, indent=1))
     elif Path("-") not in (options["yaml_file"], options["sweep_file"]):

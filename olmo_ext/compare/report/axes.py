@@ -53,20 +53,20 @@ def _schedules(result: Comparison) -> str:
     if not cells:
         return ""
     # Unlike groups in one cell (another K, another rate) would be averaged silently: they are listed instead.
-    values = [group.nats.mean for found in cells.values() for group in found if group.nats]
+    values = [group.nats.mean for groups_of_cell in cells.values() for group in groups_of_cell if group.nats]
     most = max(map(abs, values)) or 1.0
     rows = []
     for span in ranges:
         row = []
         for schedule in schedules:
-            found = cells.get((schedule, span), [])
+            groups_of_cell = cells.get((schedule, span), [])
             inner = "".join(
                 f'<span data-group="{result.groups.index(g)}">{words.signed(g.nats.mean)}<small>'
                 f'{words.number(g.ppl, 2)} PPL'
-                f"{'' if len(found) == 1 else ' · ' + escape(g.name)}</small></span>"
-                for g in found if g.nats
+                f"{'' if len(groups_of_cell) == 1 else ' · ' + escape(g.name)}</small></span>"
+                for g in groups_of_cell if g.nats
             )  # fmt: skip
-            mean = found[0].nats.mean if len(found) == 1 and found[0].nats else None
+            mean = groups_of_cell[0].nats.mean if len(groups_of_cell) == 1 and groups_of_cell[0].nats else None
             tone = "" if mean is None else f'{"good" if mean < 0 else "bad"}" style="--v:{abs(mean) / most:.3f}'
             row.append(f'<td class="heat {tone}">{inner or words.DASH}</td>')
         rows.append((span, row))

@@ -59,8 +59,8 @@ def downstream(result: Comparison) -> Html:
                     mean, difference = group.other_sets[label]
                     row.append(Html(f"{words.number(mean, 4)}<small>{words.estimate(difference)}</small>"))
                 else:
-                    found = [v for run in group.finished if (v := run.last(validation_metric(label))) is not None]
-                    row.append(words.number(sum(found) / len(found), 4) if found else words.DASH)
+                    values = [v for run in group.finished if (v := run.last(validation_metric(label))) is not None]
+                    row.append(words.number(sum(values) / len(values), 4) if values else words.DASH)
             rows.append(row)
         parts.append(
             table(["Group", *others], rows, caption="Other validation sets: loss, difference to the baseline in nats")

@@ -50,16 +50,16 @@ def layer_means(group: GroupResult) -> dict[str, list[float]]:
 
     Layers become more alike or less during training: a mean over different steps would be of neither.
     """
-    found: dict[str, list[list[float]]] = {}
+    by_quantity: dict[str, list[list[float]]] = {}
     latest = diagnosed_step(group)
     for run in group.finished:
         if run.early_step(run.diagnosis.get("step")) != latest:
             continue
         for name, values in layer_values(run.diagnosis).items():
-            found.setdefault(name, []).append(values)
+            by_quantity.setdefault(name, []).append(values)
     return {
         name: [sum(column) / len(column) for column in zip(*rows, strict=True)]
-        for name, rows in found.items()
+        for name, rows in by_quantity.items()
         if len({len(row) for row in rows}) == 1
     }
 

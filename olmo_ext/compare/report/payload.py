@@ -113,12 +113,12 @@ def _perplexity(group: GroupResult, run: Run) -> float | None:
 
 def figures(result: Comparison, index: dict[str, int]) -> list[dict[str, Any]]:
     """Figures of points, those whose axes exist in this sweep."""
-    found: list[dict[str, Any]] = []
+    panels: list[dict[str, Any]] = []
 
     def add(name: str, x_of: Any, y_of: Any, x_name: str, y_name: str, **more: Any) -> None:
         points = _points(result, index, x_of, y_of)
         if points:
-            found.append({"id": name, "x": x_name, "y": y_name, "points": points, **more})
+            panels.append({"id": name, "x": x_name, "y": y_name, "points": points, **more})
 
     loss_name, ppl_name = "Validation loss (nats)", "Validation perplexity"
     wide = spread([run.progress()[2] for group in result.groups for run in group.finished])
@@ -153,7 +153,7 @@ def figures(result: Comparison, index: dict[str, int]) -> list[dict[str, Any]]:
         ]
         add("scaling", lambda g, r: g.features.non_embedding, _loss, "Non-embedding parameters", loss_name, log=True,
             fits=fits)  # fmt: skip
-    return found
+    return panels
 
 
 def one_device(result: Comparison) -> bool:
@@ -183,13 +183,13 @@ def _near(result: Comparison, group: GroupResult) -> bool:
 
 def varying_families(result: Comparison, of: Any) -> set[str]:
     """Families in which a quantity takes at least three values: those for which its plot says something."""
-    found: dict[str, set[float]] = {}
+    sizes: dict[str, set[float]] = {}
     for group in result.groups:
         value = of(group)
         if value is not None and group.losses:
             # Neighbours within rounding (an inner width of 427 at a ratio of 0.417) are one value.
-            found.setdefault(group.features.family, set()).add(float(f"{value:.3g}"))
-    return {family for family, values in found.items() if len(values) >= 3}
+            sizes.setdefault(group.features.family, set()).add(float(f"{value:.3g}"))
+    return {family for family, values in sizes.items() if len(values) >= 3}
 
 
 def _families(result: Comparison, index: dict[str, int]) -> list[dict[str, Any]]:

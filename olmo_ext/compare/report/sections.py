@@ -69,8 +69,8 @@ def _curve_table(result: Comparison, metric: str) -> str:
         runs = [run.series[metric] for run in group.runs if metric in run.series]
         row: list[object] = [group.name]
         for point in points:
-            found = [interpolate(series.tokens, series.value, float(point)) for series in runs]
-            values = [value for value in found if value is not None]
+            interpolated = [interpolate(series.tokens, series.value, float(point)) for series in runs]
+            values = [value for value in interpolated if value is not None]
             row.append(words.number(sum(values) / len(values), 4) if values else words.DASH)
         rows.append(row)
     head = ["Group", *(f"{format_count(point)} tokens" for point in points)]
