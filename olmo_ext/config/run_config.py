@@ -82,11 +82,11 @@ class RunConfig(TrainConfig):
 def differing_keys(ours: Any, theirs: Any, key: str = "") -> list[str]:
     """Dotted keys at which two identities differ, with both values."""
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
-        found = []
+        differing = []
         for word in {**ours, **theirs}:
             path = f"{key}.{word}" if key else word
-            found += differing_keys(ours.get(word), theirs.get(word), path)
-        return found
+            differing += differing_keys(ours.get(word), theirs.get(word), path)
+        return differing
     return [] if ours == theirs else [f"{key}: {theirs!r} -> {ours!r}"]
 
 

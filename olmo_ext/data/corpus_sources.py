@@ -103,19 +103,19 @@ class EmbeddedSource(TextSource):
         self._taken: dict[str, Counter[str]] = {}
 
     def _select(self) -> Iterator[tuple[str, str]]:
-        found = []
+        files = []
         for package, (_, root) in self._folders.items():
-            found += [(f"{package}/{path.relative_to(root).as_posix()}", path) for path in _package_files(root)]
-        found.sort(key=lambda item: hashlib.sha256(item[0].encode()).digest())
+            files += [(f"{package}/{path.relative_to(root).as_posix()}", path) for path in _package_files(root)]
+        files.sort(key=lambda item: hashlib.sha256(item[0].encode()).digest())
         seen: set[int] = set()
         total = 0
         left_out: Counter[str] = Counter()
         selected: list[tuple[str, Path]] = []
         taken = {package: Counter[str]() for package in self._folders}
-        for name, path in found:
+        for name, path in files:
             content = path.read_bytes()
             if self.max_bytes is not None and total + len(content) > self.max_bytes:
-                left_out["beyond max_bytes"] = len(found) - len(selected) - sum(left_out.values())
+                left_out["beyond max_bytes"] = len(files) - len(selected) - sum(left_out.values())
                 break
             try:
                 text = content.decode()
@@ -172,12 +172,12 @@ def _bare_suffix(path: Path) -> str:
 
 def _files_of(paths: Sequence[Path]) -> tuple[list[tuple[Path, str]], int]:
     """The files behind the given paths with their kind, folders expanded in sorted order; how many are no text."""
-    found: list[tuple[Path, str]] = []
+    documents: list[tuple[Path, str]] = []
     others = 0
     for path in paths:
         if path.is_dir():
             if (path / "dataset_info.json").is_file() or (path / "dataset_dict.json").is_file():
-                found.append((path, "saved"))
+                documents.append((path, "saved"))
                 continue
             # A link to a folder is not followed, which might go round; it is counted with what is no text.
             entries = sorted(p for p in path.rglob("*") if p.is_file() or p.is_symlink())
@@ -185,15 +185,15 @@ def _files_of(paths: Sequence[Path]) -> tuple[list[tuple[Path, str]], int]:
             if not inside:
                 raise InputError("no text in this folder", where=str(path), right=_readable())
             others += len(entries) - len(inside)
-            found += inside
+            documents += inside
         elif path.is_file():
             kind = _kind(path)
             if kind is None:
                 raise InputError(f"unknown kind of file {path.name!r}", where=str(path), right=_readable())
-            found.append((path, kind))
+            documents.append((path, kind))
         else:
             raise InputError("no such file or folder", where=str(path))
-    return found, others
+    return documents, others
 
 
 def _readable() -> str:

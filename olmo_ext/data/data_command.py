@@ -100,13 +100,13 @@ def survey(
     """
     from olmo_ext.data.survey import survey_to
 
-    found = _source(source, maps)
+    token_source = _source(source, maps)
     if list_only:
-        for path in found.paths:
-            click.echo(found.location(path))
+        for path in token_source.paths:
+            click.echo(token_source.location(path))
         return
-    output = output or Path(f"{found.name}.manifest.json")
-    manifest = survey_to(found, output, replace=replace, concurrency=concurrency)
+    output = output or Path(f"{token_source.name}.manifest.json")
+    manifest = survey_to(token_source, output, replace=replace, concurrency=concurrency)
     total = sum(file.bytes for file in manifest.files)
     summary = {
         "manifest": str(output),

@@ -314,7 +314,7 @@ class SubsetFetch:
         with locked(self.directory / LOCK_NAME):
             shards = [self.shards.finished(k) for k in range(self.shards.number)]
             complete = [
-                found for k, found in enumerate(shards) if found is not None and found.instances == self.shards.size(k)
+                shard for k, shard in enumerate(shards) if shard is not None and shard.instances == self.shards.size(k)
             ]
             if len(complete) < self.shards.number:
                 return False

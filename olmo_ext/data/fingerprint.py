@@ -106,39 +106,39 @@ def data_fingerprint(config: TrainConfig) -> dict[str, Any]:
     :raises InputError: naming the file that cannot be used.
     """
     data = config.data
-    found: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     if data.subset:
         manifest = open_subset(config).manifest
-        found |= {"kind": "subset", "instances": manifest.instances, "order_seed": manifest.order_seed}
-        found |= {"sequence_length": manifest.sequence_length, "dtype": manifest.dtype}
-        found |= {"sequence": manifest.fingerprint, "shard_instances": manifest.shard_instances}
-        found["shards"] = [[shard.instances, shard.sha256] for shard in manifest.shards]
+        facts |= {"kind": "subset", "instances": manifest.instances, "order_seed": manifest.order_seed}
+        facts |= {"sequence_length": manifest.sequence_length, "dtype": manifest.dtype}
+        facts |= {"sequence": manifest.fingerprint, "shard_instances": manifest.shard_instances}
+        facts["shards"] = [[shard.instances, shard.sha256] for shard in manifest.shards]
         if manifest.order_name is None:
             # What a paper's figures name: see `data` in an expected.yaml.
-            found["source"] = f"{manifest.source_name}, seed {manifest.order_seed}, epoch {manifest.order_epoch}"
+            facts["source"] = f"{manifest.source_name}, seed {manifest.order_seed}, epoch {manifest.order_epoch}"
         content: Any = manifest.fingerprint
     else:
         files = inspect_training_files(config)
         masks = data.label_mask_paths or []
-        found |= {"kind": "files", "instances": sum(f.num_instances for f in files), "order_seed": order_seed(data)}
-        found |= {"sequence_length": config.model.max_sequence_length, "dtype": data.memmap_dtype}
-        found["files"] = [[Path(file.path).name, file.num_bytes, file.sample] for file in files]
+        facts |= {"kind": "files", "instances": sum(f.num_instances for f in files), "order_seed": order_seed(data)}
+        facts |= {"sequence_length": config.model.max_sequence_length, "dtype": data.memmap_dtype}
+        facts["files"] = [[Path(file.path).name, file.num_bytes, file.sample] for file in files]
         content = [[file.num_bytes, file.sample] for file in files]
         if masks:
             looked_at = inspect_files(
-                masks, dtype=check_dtype("uint8", None), sequence_length=found["sequence_length"], vocabulary_size=2
+                masks, dtype=check_dtype("uint8", None), sequence_length=facts["sequence_length"], vocabulary_size=2
             )
-            found["label_masks"] = [[Path(file.path).name, file.num_bytes, file.sample] for file in looked_at]
+            facts["label_masks"] = [[Path(file.path).name, file.num_bytes, file.sample] for file in looked_at]
             content = [content, [[file.num_bytes, file.sample] for file in looked_at]]
-    found["instance_filter"] = _filter_settings(data)
-    found["tokens"] = found["instances"] * found["sequence_length"]
-    settings = {name: found[name] for name in ("order_seed", "sequence_length", "dtype", "instance_filter")}
-    return {"fingerprint": fingerprint_of({"content": content, **settings}), **found}
+    facts["instance_filter"] = _filter_settings(data)
+    facts["tokens"] = facts["instances"] * facts["sequence_length"]
+    settings = {name: facts[name] for name in ("order_seed", "sequence_length", "dtype", "instance_filter")}
+    return {"fingerprint": fingerprint_of({"content": content, **settings}), **facts}
 
 
 def evaluation_fingerprints(config: TrainConfig) -> dict[str, str]:
     """Fingerprint of the token files of every perplexity evaluator, by label."""
-    found = {}
+    by_label = {}
     for evaluator in config.evaluators:
         if evaluator.type != "lm":
             continue
@@ -152,39 +152,39 @@ def evaluation_fingerprints(config: TrainConfig) -> dict[str, str]:
         refuse_cut_files(paths)
         files = inspect_files(paths, dtype=kind, sequence_length=length, vocabulary_size=model.vocab_size)
         content = [[file.num_bytes, file.sample] for file in files]
-        found[evaluator.label] = fingerprint_of([content, section.memmap_dtype, length])
-    return found
+        by_label[evaluator.label] = fingerprint_of([content, section.memmap_dtype, length])
+    return by_label
 
 
-def compare_fingerprints(recorded: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+def compare_fingerprints(recorded: Mapping[str, Any], present: Mapping[str, Any]) -> list[str]:
     """What differs between the data a run began with and the data that is there now, one sentence each.
 
     Files that have moved, and a subset that has grown or shrunk, are the same data.
 
     :return: empty if training may go on.
     """
-    if recorded["kind"] != found["kind"]:
-        return [f"the data was a list of {recorded['kind']}, now it is {found['kind']}"]
+    if recorded["kind"] != present["kind"]:
+        return [f"the data was a list of {recorded['kind']}, now it is {present['kind']}"]
     names = ("order_seed", "sequence_length", "dtype", "instance_filter")
     differing = [
-        f"{name} was {recorded[name]}, now it is {found[name]}" for name in names if recorded[name] != found[name]
+        f"{name} was {recorded[name]}, now it is {present[name]}" for name in names if recorded[name] != present[name]
     ]
-    if found["kind"] == "subset":
-        differing += _compare_shards(recorded, found)
+    if present["kind"] == "subset":
+        differing += _compare_shards(recorded, present)
     else:
-        differing += _compare_files(recorded["files"], found["files"], "file")
-        differing += _compare_files(recorded.get("label_masks", []), found.get("label_masks", []), "label mask")
-    if not differing and recorded["fingerprint"] != found["fingerprint"]:
-        differing.append(f"the fingerprint was {recorded['fingerprint'][:12]}, now it is {found['fingerprint'][:12]}")
+        differing += _compare_files(recorded["files"], present["files"], "file")
+        differing += _compare_files(recorded.get("label_masks", []), present.get("label_masks", []), "label mask")
+    if not differing and recorded["fingerprint"] != present["fingerprint"]:
+        differing.append(f"the fingerprint was {recorded['fingerprint'][:12]}, now it is {present['fingerprint'][:12]}")
     return differing
 
 
-def _compare_shards(recorded: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    if recorded["sequence"] != found["sequence"]:
+def _compare_shards(recorded: Mapping[str, Any], present: Mapping[str, Any]) -> list[str]:
+    if recorded["sequence"] != present["sequence"]:
         return ["the subset was taken from another source or order"]
-    if recorded["shard_instances"] != found["shard_instances"]:
+    if recorded["shard_instances"] != present["shard_instances"]:
         return []
-    pairs = enumerate(zip(recorded["shards"], found["shards"], strict=False))
+    pairs = enumerate(zip(recorded["shards"], present["shards"], strict=False))
     return [
         f"shard {number} has other content (sha256 was {ours[1][:12]}, now it is {theirs[1][:12]})"
         for number, (ours, theirs) in pairs
@@ -192,19 +192,19 @@ def _compare_shards(recorded: Mapping[str, Any], found: Mapping[str, Any]) -> li
     ]
 
 
-def _compare_files(recorded: Sequence[Sequence[Any]], found: Sequence[Sequence[Any]], word: str) -> list[str]:
-    before, now = [tuple(entry[1:]) for entry in recorded], [tuple(entry[1:]) for entry in found]
+def _compare_files(recorded: Sequence[Sequence[Any]], present: Sequence[Sequence[Any]], word: str) -> list[str]:
+    before, now = [tuple(entry[1:]) for entry in recorded], [tuple(entry[1:]) for entry in present]
     if before == now:
         return []
     if sorted(before) == sorted(now):
         at = next(k for k, (ours, theirs) in enumerate(zip(before, now, strict=True)) if ours != theirs)
-        return [f"the {word}s are the same in another order: number {at} was {recorded[at][0]}, now {found[at][0]}"]
+        return [f"the {word}s are the same in another order: number {at} was {recorded[at][0]}, now {present[at][0]}"]
     if len(before) != len(now):
         gone = [recorded[k][0] for k, entry in enumerate(before) if entry not in now]
         text = f"the list had {len(before)} {word}s, now it has {len(now)}"
         return [f"{text}; {gone[0]} is missing" if gone else text]
     at = next(k for k, (ours, theirs) in enumerate(zip(before, now, strict=True)) if ours != theirs)
-    name = recorded[at][0] if recorded[at][0] == found[at][0] else f"{recorded[at][0]} (now {found[at][0]})"
+    name = recorded[at][0] if recorded[at][0] == present[at][0] else f"{recorded[at][0]} (now {present[at][0]})"
     if before[at][0] != now[at][0]:
         return [f"{word} {at}, {name}, had {before[at][0]} bytes, now it has {now[at][0]}"]
     return [f"{word} {at}, {name}, has other content at the same size"]

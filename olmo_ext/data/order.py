@@ -124,15 +124,15 @@ def _sparse_compiled(num_instances: int, count: int, seed: int, progress: Progre
     with ThreadPoolExecutor(max_workers=1) as helper:
         pending = helper.submit(draw, 0, seen)
         for block, (first, size) in enumerate(zip(firsts, sizes, strict=True)):
-            found = pending.result()
+            num_near = pending.result()
             if block + 1 < len(firsts):
                 pending = helper.submit(draw, block + 1, seen)
             here, head = block % 2, size_of_head(block)
             draws = drawn[here][:size]
-            moved += compiled.follow_up(table, shift, seen, first, draws[:head], near[here], found)[0]
+            moved += compiled.follow_up(table, shift, seen, first, draws[:head], near[here], num_near)[0]
             tail, begin = draws[head:], first + head
-            found = compiled.sift(tail, seen, begin, near[here])
-            moved += compiled.follow_up(table, shift, seen, begin, tail, near[here], found)[0]
+            num_near = compiled.sift(tail, seen, begin, near[here])
+            moved += compiled.follow_up(table, shift, seen, begin, tail, near[here], num_near)[0]
             if moved > count // 4:
                 # Marks of positions that slots have left let draws through for nothing. A new array: the helper
                 # reads the old one.
@@ -159,10 +159,10 @@ def _at_word(seed: int, words: int) -> np.random.Generator:
     """The generator after that many 32-bit words."""
     bit_generator = np.random.PCG64(seed)
     bit_generator.advance(words // 2)
-    found = np.random.Generator(bit_generator)
+    generator = np.random.Generator(bit_generator)
     if words % 2:
-        found.integers(0, 1 << 32, dtype=np.uint32)
-    return found
+        generator.integers(0, 1 << 32, dtype=np.uint32)
+    return generator
 
 
 def _draw_numpy(seed: int, words: int, last: int, first: int) -> tuple[np.ndarray, int]:

@@ -175,13 +175,13 @@ def sift(drawn, seen, recent, near):
     :return: how many pass.
     """
     bits = np.int64(len(seen) * 8 - 1)
-    found = 0
+    num_near = 0
     for k in range(len(drawn)):
         position = np.int64(drawn[k])
         bit = position & bits
-        near[found] = k
-        found += ((np.int64(seen[bit >> 3]) >> (bit & 7)) & 1) | (position >= recent)
-    return found
+        near[num_near] = k
+        num_near += ((np.int64(seen[bit >> 3]) >> (bit & 7)) & 1) | (position >= recent)
+    return num_near
 
 
 AHEAD = 512
@@ -189,7 +189,7 @@ AHEAD = 512
 
 
 @numba.njit(nogil=True, cache=True)
-def follow_up(table, shift, seen, first, drawn, near, found):
+def follow_up(table, shift, seen, first, drawn, near, num_near):
     """Undo the swaps i = first, first + 1, ..: a slot at position drawn[i - first] moves to i.
 
     :param near: the places that `sift` has found; overwritten.
@@ -199,8 +199,8 @@ def follow_up(table, shift, seen, first, drawn, near, found):
     last = len(table) - 1
     moved = 0
     touched = np.uint64(0)
-    for begin in range(0, found, AHEAD):
-        end = min(begin + AHEAD, found)
+    for begin in range(0, num_near, AHEAD):
+        end = min(begin + AHEAD, num_near)
         # First those whose search would not end at once, or that may become positions before their turn. No branch
         # here: the processor has many of these reads under way.
         kept = begin

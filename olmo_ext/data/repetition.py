@@ -121,7 +121,7 @@ class _Screen:
         """Which rows may hold a long repetition: a superset of those with `periods_to_check`."""
         equal = instances[:, self.at] == instances[:, self.before]
         hits = equal[:, :-1] & equal[:, 1:]
-        found = np.zeros(len(instances), dtype=bool)
+        repeats = np.zeros(len(instances), dtype=bool)
         rows, columns = np.nonzero(hits)
         if len(rows):
             # A run goes on behind its first position: the neighbours of a chance hit differ.
@@ -129,8 +129,8 @@ class _Screen:
             later = np.minimum(self.at[columns, None] + near, instances.shape[1] - 1)
             earlier = later - self.period[columns, None]
             alike = (instances[rows[:, None], later] == instances[rows[:, None], earlier]).all(axis=1)
-            found[rows[alike]] = True
-        return found
+            repeats[rows[alike]] = True
+        return repeats
 
     def periods_to_check(self, tokens: np.ndarray) -> list[int]:
         """Periods of one instance that the exact path has to decide; of all others none repeats too often."""

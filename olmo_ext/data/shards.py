@@ -47,14 +47,18 @@ class ShardFiles:
         """A finished shard with its count, or nothing."""
         path = self._file(shard, "json")
         try:
-            found = Shard(**json.loads(path.read_text()))
+            described = Shard(**json.loads(path.read_text()))
         except (OSError, ValueError, TypeError):
             return None
         try:
             sizes = [self._file(shard, ending).stat().st_size for ending in ("bin", "mask")]
         except OSError:
             return None
-        return found if sizes[0] >= found.instances * self.instance_bytes and sizes[1] >= found.instances else None
+        return (
+            described
+            if sizes[0] >= described.instances * self.instance_bytes and sizes[1] >= described.instances
+            else None
+        )
 
     def resume(self, shard: int) -> int:
         """Instances of a shard that need not be fetched, with its `.part` files made fit to append to."""
@@ -95,14 +99,14 @@ class ShardFiles:
     def _finish_interrupted(self, shard: int) -> bool:
         """Finish a shard that a kill has left with all its bytes, renamed or not."""
         count = self.size(shard)
-        found = []
+        paths = []
         for ending, size in (("bin", self.instance_bytes), ("mask", 1)):
             part, final = self._file(shard, f"{ending}.part"), self._file(shard, ending)
             path = part if part.exists() else final
             if not path.exists() or path.stat().st_size != count * size:
                 return False
-            found.append(path)
-        self._finish_shard(shard, sha256_of_file(found[0]))
+            paths.append(path)
+        self._finish_shard(shard, sha256_of_file(paths[0]))
         return True
 
     def _write_progress(self, shard: int, done: int) -> None:
@@ -134,7 +138,7 @@ class ShardFiles:
     def _finish_shard(self, shard: int, sha256: str) -> None:
         part = self._file(shard, "mask.part")
         mask = (part if part.exists() else self._file(shard, "mask")).read_bytes()
-        found = Shard(
+        described = Shard(
             file=self._file(shard, "bin").name,
             instances=self.size(shard),
             sha256=sha256,
@@ -146,5 +150,5 @@ class ShardFiles:
             with contextlib.suppress(FileNotFoundError):  # renamed before a kill
                 os.replace(self._file(shard, f"{ending}.part"), self._file(shard, ending))
         sync_directory(self.directory)
-        write_atomically(self._file(shard, "json"), json.dumps(asdict(found)) + "\n")
+        write_atomically(self._file(shard, "json"), json.dumps(asdict(described)) + "\n")
         self._file(shard, "progress").unlink(missing_ok=True)

@@ -182,7 +182,7 @@ def _from_groups(content: Mapping[str, Any], *, where: str) -> Source:
             raise InputError(
                 f"twice: {group['twice']!r} is none of its files", where=here, right="a pattern of the path"
             )
-    found = Source(
+    source = Source(
         name=str(content.get("name", Path(where).stem)),
         paths=paths,
         groups=groups,
@@ -192,13 +192,14 @@ def _from_groups(content: Mapping[str, Any], *, where: str) -> Source:
         tokenizer=_typed(content, "tokenizer", str, where=where),
         locations={str(old): str(new) for old, new in (_typed(content, "map", dict, where=where) or {}).items()},
     )
-    if stated and stated != found.list_sha256:
+    if stated and stated != source.list_sha256:
         raise InputError(
-            f"expands to {len(paths)} paths with sha256 {found.list_sha256[:12]}, the published list has {stated[:12]}",
+            f"expands to {len(paths)} paths with sha256 {source.list_sha256[:12]}, the published list has"
+            f" {stated[:12]}",
             where=where,
             right="undo the edit, or leave list_sha256 out for a list of your own",
         )
-    return found
+    return source
 
 
 def _from_olmo(content: Mapping[str, Any], *, where: str) -> Source:

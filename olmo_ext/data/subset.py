@@ -109,9 +109,9 @@ class SubsetManifest:
         """:raises InputError: if it is another file or a manifest that was edited."""
         try:
             content = json.loads(text)
-            found, stated = content.pop("format"), content.pop("fingerprint")
-            if found != FORMAT:
-                raise InputError(f"format {found!r}", where=where, right=repr(FORMAT))
+            version, stated = content.pop("format"), content.pop("fingerprint")
+            if version != FORMAT:
+                raise InputError(f"format {version!r}", where=where, right=repr(FORMAT))
             shards = [Shard(**shard) for shard in content.pop("shards")]
             manifest = cls(shards=shards, **content)
         except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
@@ -162,14 +162,14 @@ class Subset:
     def _check_size(self, name: str, needed: int) -> None:
         path = self.directory / name
         try:
-            found = path.stat().st_size
+            size = path.stat().st_size
         except OSError as error:
             raise InputError(
                 f"shard cannot be read ({error.strerror})", where=str(path), right="run `olmo-ext data fetch` again"
             ) from None
-        if found < needed:
+        if size < needed:
             raise InputError(
-                f"{found} bytes of {needed}: the shard was cut", where=str(path), right="remove it and fetch again"
+                f"{size} bytes of {needed}: the shard was cut", where=str(path), right="remove it and fetch again"
             )
 
     def reader(self, vocabulary_size: int | None = None) -> TokenReader:

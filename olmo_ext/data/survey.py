@@ -75,13 +75,13 @@ class SourceManifest:
     def remote(self, locations: Mapping[str, str] | None = None) -> list[RemoteFile]:
         """Where every entry is read from now; ETags are kept for files that lie where they were surveyed."""
         here = {**self.locations, **(locations or {})}
-        found = {}
+        by_path = {}
         for file in self.files:
             place = mapped(file.path, here)
             surveyed_there = place == mapped(file.path, self.locations)
             etag = file.etag if surveyed_there else None
-            found[file.path] = RemoteFile(location=place, num_bytes=file.bytes, etag=etag)
-        return [found[file.path] for file in self.files]
+            by_path[file.path] = RemoteFile(location=place, num_bytes=file.bytes, etag=etag)
+        return [by_path[file.path] for file in self.files]
 
     def locate(self, instance: int) -> tuple[int, int]:
         """Number of the entry and byte offset of an instance."""
@@ -103,9 +103,9 @@ class SourceManifest:
         """:raises InputError: if it is another file, or was edited."""
         try:
             content = json.loads(text)
-            found, stated = content.pop("format"), content.pop("fingerprint")
-            if found != FORMAT:
-                raise InputError(f"format {found!r}", where=where, right=repr(FORMAT))
+            version, stated = content.pop("format"), content.pop("fingerprint")
+            if version != FORMAT:
+                raise InputError(f"format {version!r}", where=where, right=repr(FORMAT))
             del content["instances"]
             names = SourceFile.__dataclass_fields__
             files = [SourceFile(**{k: v for k, v in file.items() if k in names}) for file in content.pop("files")]
@@ -207,20 +207,20 @@ def _read_journal(journal: Path | None, source: Source) -> dict[str, SourceFile]
 def differences(before: SourceManifest, after: SourceManifest) -> list[str]:
     """What has changed between two surveys of a source, one sentence each."""
     old, new = {file.path: file for file in before.files}, {file.path: file for file in after.files}
-    found = [f"gone from the list: {path}" for path in old if path not in new]
-    found += [f"new in the list: {path}" for path in new if path not in old]
+    changes = [f"gone from the list: {path}" for path in old if path not in new]
+    changes += [f"new in the list: {path}" for path in new if path not in old]
     for path in old.keys() & new.keys():
         ours, theirs = old[path], new[path]
         if ours.bytes != theirs.bytes:
-            found.append(f"changed: {path} had {ours.bytes} bytes, has {theirs.bytes}")
+            changes.append(f"changed: {path} had {ours.bytes} bytes, has {theirs.bytes}")
         elif ours.etag and theirs.etag and ours.etag != theirs.etag and before.locations == after.locations:
-            found.append(f"changed: {path} has another ETag ({theirs.etag}, was {ours.etag})")
+            changes.append(f"changed: {path} has another ETag ({theirs.etag}, was {ours.etag})")
     for name in ("dtype", "sequence_length", "vocabulary_size", "tokenizer"):
         if getattr(before, name) != getattr(after, name):
-            found.append(f"changed: {name} was {getattr(before, name)}, is {getattr(after, name)}")
-    if not found and [file.path for file in before.files] != [file.path for file in after.files]:
-        found.append("the same files in another order")
-    return sorted(found)
+            changes.append(f"changed: {name} was {getattr(before, name)}, is {getattr(after, name)}")
+    if not changes and [file.path for file in before.files] != [file.path for file in after.files]:
+        changes.append("the same files in another order")
+    return sorted(changes)
 
 
 def survey_to(

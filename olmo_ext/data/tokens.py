@@ -157,8 +157,8 @@ def inspect_files(
         return inspect_file(path, dtype=dtype, sequence_length=sequence_length, vocabulary_size=vocabulary_size)
 
     with ThreadPoolExecutor(max_workers=16) as pool:
-        found = dict(zip(distinct, pool.map(look, distinct), strict=True))
-    return [found[str(path)] for path in paths]
+        by_path = dict(zip(distinct, pool.map(look, distinct), strict=True))
+    return [by_path[str(path)] for path in paths]
 
 
 class TokenReader:

@@ -145,7 +145,7 @@ class SubsetVerification:
                 same = bytes(content) == reader.read(row).tobytes()
                 return None if same else f"instance {row} differs from {file.location}, offset {offset}"
 
-            return [found for found in await asyncio.gather(*(look(int(row)) for row in rows)) if found]
+            return [problem for problem in await asyncio.gather(*(look(int(row)) for row in rows)) if problem]
 
         if wrong := asyncio.run(differing()):
             return Check(name="source", passed=False, detail=wrong[0])

@@ -168,11 +168,11 @@ def count_layers(shape: ModelShape) -> list[LayerCounts]:
     known: list[tuple[LayerShape, LayerCounts]] = []
     result = []
     for layer in shape.layers:
-        found = next((counts for seen, counts in reversed(known) if seen == layer), None)
-        if found is None:
-            found = count_layer(layer, shape)
-            known.append((layer, found))
-        result.append(found)
+        layer_counts = next((counts for seen, counts in reversed(known) if seen == layer), None)
+        if layer_counts is None:
+            layer_counts = count_layer(layer, shape)
+            known.append((layer, layer_counts))
+        result.append(layer_counts)
     return result
 
 
