@@ -163,9 +163,9 @@ class Stores:
             bodies = await store.get_ranges_async(key, starts=starts, ends=ends, coalesce=0)
         except Exception:  # noqa: BLE001  (read() finds out what it was, and says so)
             return None
-        found = [memoryview(body).cast("B") for body in bodies]
-        self.received_bytes += sum(len(body) for body in found)
-        return found if [len(body) for body in found] == [end - start for start, end in ranges] else None
+        parts = [memoryview(body).cast("B") for body in bodies]
+        self.received_bytes += sum(len(body) for body in parts)
+        return parts if [len(body) for body in parts] == [end - start for start, end in ranges] else None
 
 
 def _first_line(error: BaseException) -> str:
