@@ -116,8 +116,8 @@ class Run:
 
 
 @dataclass(kw_only=True)
-class Sweep:
-    """A set of runs that are compared with one of their groups."""
+class RecordedSweep:
+    """The runs that a sweep's folder holds, and the group that the others are compared with."""
 
     name: str
     path: Path
@@ -145,7 +145,7 @@ def split_seed(name: str) -> tuple[str, int | None]:
     return (name[: match.start()], int(match[1])) if match and match.start() else (name, None)
 
 
-def read_sweep(path: Path | str, *, baseline: str | None = None, every_metric: bool = False) -> Sweep:
+def read_sweep(path: Path | str, *, baseline: str | None = None, every_metric: bool = False) -> RecordedSweep:
     """Read a sweep's folder.
 
     :param baseline: group to compare with; needed where there is no sweep.json, else it overrides the sweep's.
@@ -169,7 +169,7 @@ def read_sweep(path: Path | str, *, baseline: str | None = None, every_metric: b
         names = ", ".join(sorted({run.group for run in runs}))
         if baseline is None:
             raise InputError("no sweep.json, so --baseline is needed", where=str(path), right=f"one of: {names}")
-        sweep = Sweep(name=path.resolve().name, path=path, baseline=baseline, runs=runs, declared=False)
+        sweep = RecordedSweep(name=path.resolve().name, path=path, baseline=baseline, runs=runs, declared=False)
     _separate_repetitions(sweep.runs)
     groups = {run.group for run in sweep.runs}
     if sweep.baseline not in groups:
@@ -178,7 +178,7 @@ def read_sweep(path: Path | str, *, baseline: str | None = None, every_metric: b
     return sweep
 
 
-def _read_declared(folder: SweepDirectory, keep: Callable[[str], bool] | None) -> Sweep:
+def _read_declared(folder: SweepDirectory, keep: Callable[[str], bool] | None) -> RecordedSweep:
     try:
         content = folder.read_description()
         entries = [(e["name"], e["group"], e.get("seed"), e.get("values") or {}) for e in content["runs"]]
@@ -201,7 +201,7 @@ def _read_declared(folder: SweepDirectory, keep: Callable[[str], bool] | None) -
             run.problems.append("not named by sweep.json")
             runs.append(run)
     checked = bool(content.get("budget_checked", True))
-    return Sweep(name=name, path=folder.path, baseline=baseline, runs=runs, budget_checked=checked)
+    return RecordedSweep(name=name, path=folder.path, baseline=baseline, runs=runs, budget_checked=checked)
 
 
 def _read_undeclared(directory: RunDirectory, keep: Callable[[str], bool] | None) -> Run:

@@ -12,7 +12,7 @@ import numpy as np
 
 from olmo_ext.base.errors import InputError
 from olmo_ext.compare import comparable, documents
-from olmo_ext.compare.collect import Run, Sweep, validation_metric
+from olmo_ext.compare.collect import RecordedSweep, Run, validation_metric
 from olmo_ext.compare.downstream import downstream_scores
 from olmo_ext.compare.features import Features, features
 from olmo_ext.compare.group import GroupResult
@@ -36,7 +36,7 @@ SAME_SIZE = 0.05
 """Two groups this close in non-embedding parameters are of one size when a sweep has a baseline per size."""
 
 
-def compare_sweep(sweep: Sweep, *, label: str | None = None, expected: Path | None = None) -> Comparison:
+def compare_sweep(sweep: RecordedSweep, *, label: str | None = None, expected: Path | None = None) -> Comparison:
     """Compare every group of a sweep with its baseline.
 
     :param label: validation set; the first one that all finished runs logged if left out.

@@ -1,10 +1,10 @@
-"""The whole comparison of a sweep as plain data; terminal, JSON and HTML show it, none of them computes."""
+"""The whole comparison of a sweep as plain data, which the terminal, JSON and the page show."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from olmo_ext.compare.collect import Run, Sweep
+from olmo_ext.compare.collect import RecordedSweep, Run
 from olmo_ext.compare.downstream import DownstreamScore
 from olmo_ext.compare.group import GroupResult
 from olmo_ext.compare.paper import PaperRow
@@ -16,7 +16,7 @@ from olmo_ext.compare.views import LearningRateRow
 class Comparison:
     """All results of a sweep."""
 
-    sweep: Sweep
+    sweep: RecordedSweep
     label: str | None
     """The validation set that is compared."""
 

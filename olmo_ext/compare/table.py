@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from olmo_ext.compare import words
 from olmo_ext.compare.cells import Cell, row_cells
-from olmo_ext.compare.collect import Run, Sweep
+from olmo_ext.compare.collect import RecordedSweep, Run
 from olmo_ext.compare.downstream import NEEDLE_KEYS
 from olmo_ext.compare.group import GroupResult
 from olmo_ext.compare.outcome import Comparison
@@ -183,7 +183,7 @@ _BULKY = ("draws", "grid", "fitted", "low", "high")
 CSV_HEADER = ("run", "group", "seed", "metric", "step", "tokens", "flops", "seconds", "value")
 
 
-def csv_rows(sweep: Sweep) -> Iterator[tuple[Any, ...]]:
+def csv_rows(sweep: RecordedSweep) -> Iterator[tuple[Any, ...]]:
     """One value a row: every metric of every run's surviving history, finished or not, then the rows of evals/."""
     for run in sweep.runs:
         for metric, series in run.series.items():
@@ -196,7 +196,7 @@ def csv_rows(sweep: Sweep) -> Iterator[tuple[Any, ...]]:
             yield run.name, run.group, run.seed, name, row.get("step"), None, None, None, row.get("value")
 
 
-def to_csv(sweep: Sweep) -> str:
+def to_csv(sweep: RecordedSweep) -> str:
     """The tidy table as text."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

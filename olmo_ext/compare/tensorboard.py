@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from olmo_ext.base.errors import InputError
-from olmo_ext.compare.collect import Run, Sweep
+from olmo_ext.compare.collect import RecordedSweep, Run
 from olmo_ext.compare.features import features
 
 
@@ -22,7 +22,7 @@ def _writer_class() -> Any:
     return SummaryWriter
 
 
-def write_events(sweep: Sweep, folder: Path) -> int:
+def write_events(sweep: RecordedSweep, folder: Path) -> int:
     """One sub-folder a run; the number of runs written.
 
     :raises InputError: without tensorboard, or where a run's folder already holds event files: a second set beside them
