@@ -394,11 +394,16 @@ def test_a_run_that_never_reaches_its_end_is_not_called_done(forked, config, tmp
     assert ended.code == 1 and state.status == "failed" and "step 0 of 4" in state.reason, ended.output
 
 
-@pytest.mark.parametrize("override", ["fused_loss=true", "compile.backend=nothing"])
-def test_what_olmo_refuses_while_it_builds_is_one_line(forked, config, tmp_path, override):
-    ended = forked(lambda: train(config(override), run_directory=tmp_path / "run"))
+def test_what_olmo_refuses_while_it_builds_is_one_line(forked, config, tmp_path):
+    ended = forked(lambda: train(config("compile.backend=nothing"), run_directory=tmp_path / "run"))
     assert ended.code == 2 and "OLMo refuses this config" in ended.output, ended.output
     assert RunDirectory(tmp_path / "run").read_state().status == "failed"
+
+
+def test_a_fused_loss_without_its_package_is_refused_before_there_is_a_folder(config, tmp_path):
+    with pytest.raises(InputError, match="fused_loss: the flash-attn package is not installed; .*loss: chunked"):
+        train(config("fused_loss=true"), run_directory=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_environment_set_up_by_halves_is_refused(monkeypatch):
