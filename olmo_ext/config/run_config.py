@@ -202,10 +202,9 @@ def import_plugins(names: Any) -> None:
             ) from None
 
 
-def plugins_of(path: Path) -> list[str]:
-    """The modules that a config file, or one that it extends, names under `plugins:`."""
-    names = _read_with_parents(path, {}).get("plugins")
-    return [str(name) for name in names] if isinstance(names, list) else []
+def merged_tree(path: Path) -> dict[str, Any]:
+    """What a config file and those that it extends say, without defaults or checks."""
+    return _read_with_parents(path, {})
 
 
 def _legacy(tree: dict[str, Any]) -> None:

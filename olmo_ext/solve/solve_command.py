@@ -7,7 +7,8 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ import click
 from olmo_ext.base.errors import InputError
 from olmo_ext.base.files import write_atomically
 from olmo_ext.base.quantities import EQUAL_WITHIN, format_count
-from olmo_ext.base.yaml_tree import dump_yaml
-from olmo_ext.config.run_config import import_plugins, plugins_of
+from olmo_ext.base.yaml_tree import dump_yaml, parse_yaml
+from olmo_ext.config.run_config import differing_keys, import_plugins, load_run_config, merged_tree
 from olmo_ext.shapes.counts import count
 from olmo_ext.solve.infeasible import Obstacle, obstacles
 from olmo_ext.solve.options import (
+    AROUND,
     BUDGET,
     HEAD_DIMS,
     INTERVAL,
@@ -133,31 +135,64 @@ def _nearest(item: Obstacle) -> str:
     return f"{flag_of(item.name)} {value} (L={of.layers} d={of.d_model} K={of.num_sub_mlps} d_ff={of.d_ff})"
 
 
-def config_text(problem: Problem, solution: Solution, *, base: Path, folder: Path, plugins: Sequence[str] = ()) -> str:
-    """One run's config, ready to train, to be written into `folder`.
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """What the files that `--yaml` and `--sweep` write have in common.
 
-    :param plugins: modules that register its types.
+    :param base: the config that they extend.
+    :param around: keys of `model` around the shape that the command line named.
+    :param plugins: modules that register their types.
     """
-    shape = {"model": model_section(problem, solution), "budget": budget_section(problem)}
-    return _dump({"extends": _relative(base, folder), "run_name": name_of(solution)}, plugins, shape)
+
+    base: Path
+    around: Mapping[str, Any] = field(default_factory=dict)
+    plugins: Sequence[str] = ()
+
+    def shape(self, problem: Problem, solution: Solution) -> dict[str, Any]:
+        """The `model` keys of a solution; what else the base says of a layer's shape is unset."""
+        model = {**model_section(problem, solution), **self.around}
+        # A number of sub-MLPs cannot be unset.
+        model["ffn"].setdefault("num_sub_mlps", 1)
+        inherited = self._inherited("model")
+        rivals = ("ffn", "attention", "mlp_hidden_size", "n_kv_heads", "multi_query_attention")
+        return _in_place_of({key: inherited[key] for key in rivals if key in inherited}, model)
+
+    def budget(self, problem: Problem) -> dict[str, Any]:
+        """The budget, in place of the base's own."""
+        return _in_place_of(self._inherited("budget"), budget_section(problem))
+
+    def run(self, problem: Problem, solution: Solution, *, folder: Path) -> str:
+        """One run's config, ready to train, to be written into `folder`."""
+        shape = {"model": self.shape(problem, solution), "budget": self.budget(problem)}
+        return self._dump({"extends": _relative(self.base, folder), "run_name": name_of(solution)}, shape)
+
+    def sweep(self, problem: Problem, solutions: Sequence[Solution], *, folder: Path) -> str:
+        """A sweep over the solutions, the first its baseline, to be written into `folder`."""
+        runs = {name_of(solution): {"model": self.shape(problem, solution)} for solution in solutions}
+        baseline = next(iter(runs))
+        shapes = {"budget": self.budget(problem), "runs": runs, "seeds": [1, 2, 3], "baseline": baseline}
+        return self._dump({"base": _relative(self.base, folder)}, shapes)
+
+    def _inherited(self, section: str) -> dict[str, Any]:
+        stated = merged_tree(self.base).get(section) if self.base.is_file() else None
+        return stated if isinstance(stated, dict) else {}
+
+    def _dump(self, first: dict[str, Any], last: dict[str, Any]) -> str:
+        plugins = {"plugins": list(self.plugins)} if self.plugins else {}
+        return dump_yaml({**first, **plugins, **last}, default_flow_style=None, width=110)
 
 
-def sweep_text(
-    problem: Problem, solutions: Sequence[Solution], *, base: Path, folder: Path, plugins: Sequence[str] = ()
-) -> str:
-    """A sweep over the solutions, the first its baseline; the others as in `config_text`."""
-    runs = {name_of(solution): {"model": model_section(problem, solution)} for solution in solutions}
-    shapes = {"budget": budget_section(problem), "runs": runs, "seeds": [1, 2, 3], "baseline": next(iter(runs))}
-    return _dump({"base": _relative(base, folder)}, plugins, shapes)
+def _in_place_of(inherited: Mapping[str, Any], section: Mapping[str, Any]) -> dict[str, Any]:
+    """A section that unsets, by null, every inherited key that it does not state."""
+    result = dict.fromkeys(inherited) | dict(section)
+    for key, own in section.items():
+        if isinstance(own, dict) and isinstance(inherited.get(key), dict):
+            result[key] = _in_place_of(inherited[key], own)
+    return result
 
 
 def _relative(base: Path, folder: Path) -> str:
     return os.path.relpath(base.resolve(), folder.resolve())
-
-
-def _dump(first: dict[str, Any], plugins: Sequence[str], last: dict[str, Any]) -> str:
-    tree = {**first, **({"plugins": list(plugins)} if plugins else {}), **last}
-    return dump_yaml(tree, default_flow_style=None, width=110)
 
 
 POSITIVE = click.IntRange(min=1)
@@ -208,7 +243,7 @@ POSITIVE = click.IntRange(min=1)
 @click.option("--yaml", "yaml_file", type=click.Path(path_type=Path), help="Write one as a config; - prints it.")
 @click.option("--sweep", "sweep_file", type=click.Path(path_type=Path), help="Write all shown as a sweep; - prints it.")
 @click.option(
-    "--base", type=click.Path(path_type=Path), default=DEFAULT_BASE, show_default=True, help="What they extend."
+    "--base", type=click.Path(path_type=Path), help=f"What they extend (default: --like, else {DEFAULT_BASE})."
 )
 def solve(as_json: bool, sort: str, top: int, **options: Any) -> None:
     """Search shapes of equal budget: fix what you know, give ranges for the rest."""
@@ -232,22 +267,38 @@ def solve(as_json: bool, sort: str, top: int, **options: Any) -> None:
 
 def _write_files(problem: Problem, solutions: Sequence[Solution], options: dict[str, Any]) -> None:
     """What `--yaml` and `--sweep` ask for."""
-    run, sweep, base, pick = (options[name] for name in ("yaml_file", "sweep_file", "base", "pick"))
+    run, sweep, like, pick = (options[name] for name in ("yaml_file", "sweep_file", "like", "pick"))
     if run is None and sweep is None:
         return
+    base = options["base"] or (Path(like) if like else DEFAULT_BASE)
     if not base.is_file():
         raise InputError("no such file", where=f"--base {base}", right="the config that what is written extends")
-    like = options["like"]
-    plugins = [*options["plugins"], *(plugins_of(Path(like)) if like else [])]
+    plugins = [*options["plugins"], *(_plugins_of(Path(like)) if like else [])]
     if plugins:
         # They would take the place of the base's own, so these come along.
-        plugins = list(dict.fromkeys([*plugins_of(base), *plugins]))
+        plugins = list(dict.fromkeys([*_plugins_of(base), *plugins]))
+    around = {key: getattr(problem, name) for name, key in AROUND.items() if options[name] is not None}
+    written = Written(base=base, around=around, plugins=plugins)
     if run is not None:
         if pick > len(solutions):
             raise InputError(f"--pick {pick} of {len(solutions)} shapes")
-        _write(run, config_text(problem, solutions[pick - 1], base=base, folder=_folder(run), plugins=plugins))
+        text = written.run(problem, solutions[pick - 1], folder=_folder(run))
+        _write(run, _changes(text, base=base, folder=_folder(run)) + text if like else text)
     if sweep is not None:
-        _write(sweep, sweep_text(problem, solutions, base=base, folder=_folder(sweep), plugins=plugins))
+        _write(sweep, written.sweep(problem, solutions, folder=_folder(sweep)))
+
+
+def _plugins_of(path: Path) -> list[str]:
+    names = merged_tree(path).get("plugins")
+    return [str(name) for name in names] if isinstance(names, list) else []
+
+
+def _changes(text: str, *, base: Path, folder: Path) -> str:
+    """Comment lines that name every key in which a config differs from the one that it extends."""
+    ours = load_run_config(parse_yaml(text, name="the solution's config"), relative_to=folder).plain()
+    theirs = load_run_config(base, check_budget_too=False).plain()
+    differing = [change for change in differing_keys(ours, theirs) if not change.startswith("run_name:")]
+    return "".join(f"# Changes {change}\n" for change in differing)
 
 
 def _folder(path: Path) -> Path:

@@ -16,13 +16,14 @@ import yaml
 from click.testing import CliRunner
 
 from olmo_ext.base.errors import InputError
-from olmo_ext.config.run_config import load_run_config
+from olmo_ext.config.run_config import differing_keys, load_run_config
+from olmo_ext.config.sweep import load_sweep
 from olmo_ext.shapes.counts import count
 from olmo_ext.shapes.taper import Taper
 from olmo_ext.solve.infeasible import obstacles
 from olmo_ext.solve.problem import Problem, shape_of
 from olmo_ext.solve.search import search
-from olmo_ext.solve.solve_command import config_text, mega, solve, sweep_text
+from olmo_ext.solve.solve_command import Written, mega, solve
 
 M = 1_000_000
 
@@ -404,6 +405,33 @@ def test_a_budget_can_be_that_of_a_config(tmp_path):
     assert json.loads(result.output)["solutions"][0]["d_ff"] == 512
 
 
+def test_what_is_written_like_a_config_extends_it_keeps_the_rest_and_names_every_change(tmp_path):
+    original = Path("configs/tapered/440m-wider-early.yaml")
+    run, sweep = tmp_path / "one.yaml", tmp_path / "sweep.yaml"
+    shape = ("--layers", "24", "--d-model", "1024..1536", "--taper", "cosine:1.5:0.5", "--multiple-of", "64")
+    result = invoke("--like", str(original), *shape, "--yaml", str(run), "--sweep", str(sweep), "--top", "2")
+    assert result.exit_code == 0, result.exception
+    theirs, ours = load_run_config(original).plain(), load_run_config(run).plain()
+    changed = set(re.findall(r"^# Changes ([\w.]+):", run.read_text(), re.M))
+    assert changed == {change.split(":")[0] for change in differing_keys(ours, theirs)} - {"run_name"}
+    kept = ("optimizer", "scheduler", "max_duration", "evaluators", "tokenizer", "data", "global_train_batch_size")
+    assert {key: ours[key] for key in kept} == {key: theirs[key] for key in kept}
+    assert ours["model"]["weight_tying"] is theirs["model"]["weight_tying"] is True
+    assert ours["model"]["ffn"]["taper"]["groups"] is None and "model.ffn.taper.groups" in changed
+    assert len(load_sweep(sweep).runs) == 6
+
+
+def test_a_shape_of_another_type_than_the_config_leaves_none_of_its_options(tmp_path):
+    hope = {"type": "hope", "d_ff": 256, "num_sub_mlps": 2, "update_periods": [1, 4]}
+    given = like(tmp_path / "one.yaml", ffn=hope, attention={"type": "titans", "form": "mag", "window": 16})
+    plain = ("--ffn-type", "conventional", "--attention-type", "softmax", "--untied", "--sub-mlps", "1")
+    assert invoke(*given[:-1], *plain, "--yaml", str(tmp_path / "two.yaml")).exit_code == 0
+    config = load_run_config(tmp_path / "two.yaml")
+    assert {layer.ffn.type for layer in config.shape.layers} == {"conventional"}
+    assert {layer.attention.type for layer in config.shape.layers} == {"softmax"}
+    assert yaml.safe_load((tmp_path / "two.yaml").read_text())["model"]["weight_tying"] is False
+
+
 @pytest.mark.parametrize("key", ["include_bias", "embedding_layer_norm"])
 def test_a_total_that_would_be_reckoned_otherwise_than_the_configs_is_refused(key, tmp_path):
     path = tmp_path / "one.yaml"
@@ -482,9 +510,9 @@ def test_what_is_written_names_the_modules_that_register_its_types(tmp_path):
 def test_texts_name_their_base_relative_to_where_they_lie(tmp_path):
     asked = problem(target=M, layers=(4,), d_model=(128,), multiple_of=1)
     found = search(asked, limit=2)
-    text = config_text(asked, found.solutions[0], base=tmp_path / "base/x.yaml", folder=tmp_path / "runs")
+    text = Written(base=tmp_path / "base/x.yaml").run(asked, found.solutions[0], folder=tmp_path / "runs")
     assert yaml.safe_load(text)["extends"] == "../base/x.yaml"
-    tree = yaml.safe_load(sweep_text(asked, found.solutions, base=tmp_path / "b.yaml", folder=tmp_path))
+    tree = yaml.safe_load(Written(base=tmp_path / "b.yaml").sweep(asked, found.solutions, folder=tmp_path))
     assert tree["base"] == "b.yaml" and len(tree["runs"]) == 2 and tree["baseline"] in tree["runs"]
 
 
