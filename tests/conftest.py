@@ -25,6 +25,8 @@ os.environ.update(
     TOKENIZERS_PARALLELISM="false",
     CUDA_VISIBLE_DEVICES="",
 )
+pytest_plugins = ["tests.training_fixtures"]
+
 # An example's time is the machine's affair; a landing must not depend on which examples are drawn.
 settings.register_profile("suite", deadline=None, derandomize=True)
 settings.load_profile("suite")
